@@ -63,7 +63,7 @@ def test_example_runs(path: Path, server: Running, tmp_path: Path, monkeypatch: 
     result = cli("run", path, "-q", *arguments)
     assert result.status in (0, 1), result.err  # INVALID is a result too: the machine that runs the tests may be busy
     folder = tmp_path / "LATEST"
-    folder = folder / "LATEST" if (folder / "sweep.json").exists() else folder
+    folder = folder / "LATEST" if (folder / "runs.json").exists() else folder
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["counts"]["ok"] > 0
     assert summary["counts"]["failed"] == 0

@@ -19,7 +19,7 @@ from inferometer.analysis.percentiles import PERCENTILES, Distribution, distribu
 from inferometer.analysis.summary import Summary
 from inferometer.config import from_mapping
 from inferometer.config.observe import NO_OBSERVERS
-from inferometer.records import Run, Snapshot
+from inferometer.records import Run
 from inferometer.units import NS
 
 _ITL_MS = 10
@@ -76,7 +76,7 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
                     "output": folder,
                 }
             )
-            return conduct.measure(config, _StopOnInterrupt())
+            return conduct.measure_to_end(config)
 
         one, alone = measure("added latency, one request at a time", {"type": "closed", "concurrency": 1}, False)
         full, most = measure("maximum throughput, 64 requests in flight", {"type": "closed", "concurrency": 64}, False)
@@ -100,14 +100,6 @@ def calibrate(seconds: float, note: Any = lambda step: None) -> Calibration:
             stamps=str(one.manifest.clock["stamps"]),
             timer=str(one.manifest.clock["timer"]),
         )
-
-
-class _StopOnInterrupt(conduct.Show):
-    """A view that prints nothing. After Ctrl-C an ordinary run ends with a report; here it raises."""
-
-    def progress(self, snapshot: Snapshot) -> None:
-        if snapshot.stopping:
-            raise KeyboardInterrupt
 
 
 def _per(total: float, count: int) -> float | None:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 
-FILE = "campaign.json"
 SCHEMA = 1
 
 Status = Literal["pending", "ok", "failed"]

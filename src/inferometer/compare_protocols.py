@@ -26,8 +26,11 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from inferometer import conduct, tensors, triton_client, workload
-from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
+from inferometer import tensors, triton_client, workload
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, cell_of
+from inferometer.analysis.summary import Measured
+from inferometer.analysis.sweep import MeasuredCell
+from inferometer.conduct import experiment
 from inferometer.conduct.measuring import completed
 from inferometer.config import from_mapping
 from inferometer.config.observe import NO_OBSERVERS
@@ -85,22 +88,25 @@ def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], Non
     reached, urls = _reach(options, protocols)
     model = reached.facts
     assert model is not None
-    measured: dict[CellKey, list[Measured]] = {}
-    interrupted = False
     with _folder(options.out) as folder:
         data = _data(options, reached, folder)
         protocols, left_out = _that_work(options, protocols, reached, data)
         order = run_order(protocols, list(data), options.rounds)
-        for number, (protocol, size) in enumerate(order, 1):
-            note(number, len(order), protocol, size)
-            run, summary = conduct.measure(_config(options, protocol, data[size], folder))
-            measured.setdefault((protocol, size), []).append((run, summary))
-            if run.manifest.outcome.interrupted:
-                interrupted = True
-                break
+
+        def choose(_: list[MeasuredCell]) -> Iterator[experiment.Cell]:
+            for number, (protocol, size) in enumerate(order, 1):
+                note(number, len(order), protocol, size)
+                settings = {"protocol": protocol, "size": size}
+                yield experiment.Cell(settings=settings, config=_config(options, protocol, data[size]))
+
+        kept = experiment.Experiment(folder, experiment.RunList(kind="sweep", keys=("protocol", "size")))
+        experiment.measure_cells(kept, choose, keeps_interrupted=True)
+        measured: dict[CellKey, list[Measured]] = {}
+        for settings, run, summary in kept.measured:
+            measured.setdefault((settings["protocol"], settings["size"]), []).append((run, summary))
         keys = [(protocol, size) for size in data for protocol in protocols if (protocol, size) in measured]
         cells = tuple(cell_of(*key, measured[key], options.out is not None) for key in keys)
-    first = next(iter(measured.values()))[0][0].manifest
+    first = kept.runs[0][0].manifest
     return Comparison(
         started=first.started,
         model=options.model,
@@ -111,7 +117,7 @@ def compare(options: ComparisonOptions, note: Callable[[int, int, str, int], Non
         duration=None if options.requests else options.duration,
         requests=options.requests,
         rounds=options.rounds,
-        interrupted=interrupted,
+        interrupted=kept.listed.interrupted,
         left_out=left_out,
         cells=cells,
     )
@@ -263,7 +269,7 @@ def _payload(folder: Path, size: int, model: ModelFacts) -> Data:
     return {"type": "tensors", "fill": f"@{path}", "shape": {one.name: shape}}
 
 
-def _config(options: ComparisonOptions, protocol: str, data: Data | None = None, folder: Path | None = None) -> Config:
+def _config(options: ComparisonOptions, protocol: str, data: Data | None = None) -> Config:
     """The config of a run."""
     variant = PROTOCOLS[protocol]
     # The first response of each user is left out: TCP slow start delays it.
@@ -282,5 +288,4 @@ def _config(options: ComparisonOptions, protocol: str, data: Data | None = None,
         "measure": {"warmup": str(options.concurrency)},
         "observe": dict(NO_OBSERVERS),  # only the HTTP port has metrics: scraping would slow that one down
     }
-    config = from_mapping(tree, options.overrides, "command line")
-    return config if folder is None else msgspec.structs.replace(config, output=str(folder))
+    return from_mapping(tree, options.overrides, "command line")

@@ -3,8 +3,7 @@
 import numpy as np
 import synthetic_run as made
 
-from inferometer.analysis.protocol_comparison import Measured
-from inferometer.analysis.summary import summarise
+from inferometer.analysis.summary import Measured, summarise
 from inferometer.records import Failure, Spent, StagePlan, StageStatistics
 
 BUSY = (Failure("http_503", "busy [bold]\x1b[31m"),)

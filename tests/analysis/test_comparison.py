@@ -12,11 +12,11 @@ import synthetic_run as made
 from bench import comparison as bench
 from inferometer.analysis import log_ratio
 from inferometer.analysis.comparable import doubts, unusable
-from inferometer.analysis.comparison import Comparison, Measured, Side, compare
+from inferometer.analysis.comparison import Comparison, Side, compare
 from inferometer.analysis.comparison_text import sentence
 from inferometer.analysis.fail_if import parse
 from inferometer.analysis.repeats import summarise_repeats
-from inferometer.analysis.summary import summarise
+from inferometer.analysis.summary import Measured, summarise
 from inferometer.records import Failure
 
 

@@ -6,8 +6,8 @@ import synthetic_run as made
 from protocol_runs import measured
 
 from inferometer.analysis.breakdown import AVERAGES, PER_REQUEST
-from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison, Measured, cell_of
-from inferometer.analysis.summary import summarise
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Cell, Comparison, cell_of
+from inferometer.analysis.summary import Measured, summarise
 
 
 def cell(*runs: Measured, kept: bool = False) -> Cell:

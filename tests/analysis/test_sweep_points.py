@@ -9,7 +9,7 @@ import pytest
 import synthetic_run as made
 
 from inferometer.analysis.summary import Summary, summarise
-from inferometer.analysis.sweep import Cell, Sweep, Unmeasured, problems, summarise_sweep
+from inferometer.analysis.sweep import MeasuredCell, Sweep, Unmeasured, problems, summarise_sweep
 from inferometer.records import Run, StagePlan
 
 LIMITS = {"limits": {"effect_fail": 1e9, "failures": 1}}
@@ -48,7 +48,7 @@ def run(name: str, rates: list[float], capacity: float, **config: Any) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[Cell]:
+def cells() -> list[MeasuredCell]:
     rates = [4.0, 8.0, 12.0, 16.0, 19.0, 30.0]
     return [
         ({"data.input": 1024}, *run("a", rates, 20.0)),
@@ -56,11 +56,11 @@ def cells() -> list[Cell]:
     ]
 
 
-def sweep(cells: list[Cell], **more: Any) -> Sweep:
+def sweep(cells: list[MeasuredCell], **more: Any) -> Sweep:
     return summarise_sweep("/runs/sweep", ["data.input"], cells, **more)
 
 
-def test_each_stage_is_a_point_and_each_combination_has_an_answer(cells: list[Cell]) -> None:
+def test_each_stage_is_a_point_and_each_combination_has_an_answer(cells: list[MeasuredCell]) -> None:
     found = sweep(cells)
     assert [(point.run, point.stage, point.level) for point in found.points][::4] == [
         ("a", 0, 4),
@@ -77,15 +77,15 @@ def test_each_stage_is_a_point_and_each_combination_has_an_answer(cells: list[Ce
     assert found.answers[1].startswith("data.input 8192: no knee up to 4 requests/s")
 
 
-def test_runs_of_one_combination_are_put_together_by_level(cells: list[Cell]) -> None:
+def test_runs_of_one_combination_are_put_together_by_level(cells: list[MeasuredCell]) -> None:
     """An adaptive sweep measures each level in a run of its own, and not in order."""
-    alone: list[Cell] = [({}, *run(f"{rate:g}", [rate], 20.0)) for rate in (4.0, 16.0, 12.0, 8.0)]
+    alone: list[MeasuredCell] = [({}, *run(f"{rate:g}", [rate], 20.0)) for rate in (4.0, 16.0, 12.0, 8.0)]
     found = summarise_sweep("/runs/sweep", (), alone)
     assert [(point.run, point.level) for point in found.points] == [("4", 4), ("8", 8), ("12", 12), ("16", 16)]
     assert len(found.answers) == 1
 
 
-def test_run_with_several_levels_has_a_knee_of_its_own(cells: list[Cell]) -> None:
+def test_run_with_several_levels_has_a_knee_of_its_own(cells: list[MeasuredCell]) -> None:
     (_, _, first), (_, _, second) = cells
     assert first.knee is not None
     assert first.knee.level == 12
@@ -94,19 +94,21 @@ def test_run_with_several_levels_has_a_knee_of_its_own(cells: list[Cell]) -> Non
 
 
 def test_combinations_of_one_level_are_compared_by_their_rate() -> None:
-    alone: list[Cell] = [({"data.batch": rate}, *run(f"{rate:g}", [rate], 20.0)) for rate in (4.0, 8.0)]
+    alone: list[MeasuredCell] = [({"data.batch": rate}, *run(f"{rate:g}", [rate], 20.0)) for rate in (4.0, 8.0)]
     found = summarise_sweep("/runs/sweep", ["data.batch"], alone)
     assert "requests/s, mean latency" in found.answers[0]
     assert found.answers[-1] == "most requests/s: data.batch 8.0"
 
 
-def test_overloaded_levels_do_not_fail_a_sweep(cells: list[Cell]) -> None:
+def test_overloaded_levels_do_not_fail_a_sweep(cells: list[MeasuredCell]) -> None:
     assert cells[0][2].verdict == "INVALID"
     assert problems(sweep(cells), cells) == []
 
 
-def test_other_failed_checks_do(cells: list[Cell]) -> None:
-    bad: list[Cell] = [({"data.input": 1}, *run("c", [30.0, 4.0], 20.0, limits={"failures": 0.0, "effect_fail": 1e9}))]
+def test_other_failed_checks_do(cells: list[MeasuredCell]) -> None:
+    bad: list[MeasuredCell] = [
+        ({"data.input": 1}, *run("c", [30.0, 4.0], 20.0, limits={"failures": 0.0, "effect_fail": 1e9}))
+    ]
     rows = np.asarray(bad[0][1].records.rows)
     assert problems(sweep(bad), bad) == []
     made.fail(rows, np.flatnonzero(rows["stage"] == 1)[:20].tolist())
@@ -121,7 +123,7 @@ def test_other_failed_checks_do(cells: list[Cell]) -> None:
     assert "failures: 20 of 160 requests of stage 2 (4/s) failed" in problem
 
 
-def test_missing_runs_fail_a_sweep(cells: list[Cell]) -> None:
+def test_missing_runs_fail_a_sweep(cells: list[MeasuredCell]) -> None:
     found = sweep(cells, unmeasured=[Unmeasured({"data.input": 5}, "no such model")], interrupted=True)
     assert problems(found, cells) == [
         "data.input 5: not measured: no such model",
@@ -129,9 +131,9 @@ def test_missing_runs_fail_a_sweep(cells: list[Cell]) -> None:
     ]
 
 
-def test_objectives_must_be_met_at_one_level_of_each_combination(cells: list[Cell]) -> None:
+def test_objectives_must_be_met_at_one_level_of_each_combination(cells: list[MeasuredCell]) -> None:
     def judged(slo: str) -> list[str]:
-        again: list[Cell] = [(settings, run, summarise(run, [slo])) for settings, run, _ in cells]
+        again: list[MeasuredCell] = [(settings, run, summarise(run, [slo])) for settings, run, _ in cells]
         return problems(sweep(again), again)
 
     assert judged("e2e.p50 < 60ms") == []

@@ -69,14 +69,14 @@ def test_unknown_figures_are_dashes_with_a_remedy(monkeypatch: pytest.MonkeyPatc
 def test_percentiles_of_too_few_values_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     observed: list[dict[str, float]] = []
-    measure = conduct.measure
+    measure = conduct.measure_to_end
 
     def noted(*arguments: Any) -> tuple[Run, Summary]:
         run, summary = measure(*arguments)
         observed.append(run.manifest.observer_cpu)
         return run, summary
 
-    monkeypatch.setattr(conduct, "measure", noted)
+    monkeypatch.setattr(conduct, "measure_to_end", noted)
     found = calibration.calibrate(0.1, steps.append)
     assert len(steps) == calibration.STEPS
     assert observed == [{}] * calibration.STEPS, "nothing disturbs the measurement"

@@ -79,7 +79,7 @@ def test_a_budget_that_cannot_suffice_is_refused(tmp_path: Path) -> None:
         (("--set", "load.rate=5"), ("the search sets the load itself",)),
         (("--json", "/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
         (("--set", "report.json=/nowhere/at/all.json"), ("/nowhere/at/all.json",)),
-        (("--set", "report.csv=out.csv"), ("report.csv", "a search has json, html, markdown, junit")),
+        (("--set", "report.csv=out.csv"), ("report.csv", "a search for the capacity has json, html, markdown, junit")),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -108,11 +108,11 @@ data:
 def test_a_search_that_ends_early_writes_its_reports_and_judges_classes(
     ending: BaseException, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class EndsAfterAProbe(capacity_view.Quiet):
+    class EndsAfterAProbe(capacity_view.SearchView):
         def probed(self, probe: object, found: object) -> None:
             raise ending
 
-    monkeypatch.setattr(capacity_view, "Quiet", EndsAfterAProbe)
+    monkeypatch.setattr(capacity_view, "SearchView", EndsAfterAProbe)
     (tmp_path / "mix.yaml").write_text(MIX)
     paths = {name: tmp_path / f"out.{name}" for name in ("json", "html", "markdown", "junit")}
     with running(simulator(timing=Fixed(ttft=0.005, itl=0.001))) as url:

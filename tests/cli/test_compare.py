@@ -256,9 +256,10 @@ def test_ab_measures_interleaved_pairs_and_compares_them(tmp_path: Path, slow: s
     metric = json.loads(out.read_text())["metrics"]["e2e.p50"]
     assert metric["method"] == "paired" and metric["ratio"] < 1 and metric["sign_flip"] == 0.25
     (folder,) = (tmp_path / "runs").glob("2*")
-    pairs = json.loads((folder / "pairs.json").read_text())["pairs"]
-    started = [json.loads((folder / name / "manifest.json").read_text())["started"] for pair in pairs for name in pair]
-    assert [started[0] < started[1], started[2] < started[3], started[4] < started[5]] == [True, False, True]
+    runs = json.loads((folder / "runs.json").read_text())["runs"]
+    assert "".join(each["settings"]["side"] for each in runs) == "ABBAAB"
+    started = [json.loads((folder / each["run"] / "manifest.json").read_text())["started"] for each in runs]
+    assert started == sorted(started)
     again = cli("compare", folder, "--json", "-")
     assert json.loads(again.out)["metrics"]["e2e.p50"] == metric
     latest, html = tmp_path / "runs" / "LATEST", tmp_path / "out.html"
@@ -331,7 +332,7 @@ def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast
         "ab", fast, f"http://127.0.0.1:{port}", "--pairs", "50", *LOAD, *settings("runs"),
         "--start-b", serve_command(port, "8ms"), "--start-timeout", "60s", cwd=tmp_path,
     )  # fmt: skip
-    until(lambda: any(_pairs(each) >= 2 for each in tmp_path.glob("runs/2*/pairs.json")), "two pairs", 180)
+    until(lambda: any(_pairs(each) >= 2 for each in tmp_path.glob("runs/2*/runs.json")), "two pairs", 180)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert "interrupted: comparing" in err and "E2E p50" in out and process.returncode == 0, (out, err)
@@ -340,4 +341,4 @@ def test_ctrl_c_compares_complete_pairs_and_ends_the_server(tmp_path: Path, fast
 
 
 def _pairs(path: Path) -> int:
-    return len(msgspec.json.decode(path.read_bytes())["pairs"])
+    return len(msgspec.json.decode(path.read_bytes())["runs"]) // 2

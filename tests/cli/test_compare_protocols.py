@@ -165,6 +165,8 @@ def test_runs_are_kept_in_the_given_folder(url: str, tmp_path: Path) -> None:
         assert summary.counts.ok == 9 and summary.verdict == cell["verdict"]
         assert run.manifest.config["server"]["api"] == PROTOCOLS[cell["protocol"]].api  # type: ignore[index]
         assert set(run.manifest.observer_cpu) == {"kserve"}, "nothing else disturbs the measurement"
+    again = cli("report", tmp_path / "kept")
+    assert "protocol http, size 40: " in again.out and "protocol http-json, size 40: " in again.out, again
 
 
 def test_a_protocol_that_the_server_rejects_is_invalid_with_a_reason(url: str, model: Identity) -> None:

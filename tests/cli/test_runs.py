@@ -79,7 +79,7 @@ def test_filters_select_runs(stored: Path) -> None:
     ]
     assert names(stored, "--model", "llama") == names(stored, "--verdict", "INVALID") == []
     assert names(stored, "--since", "2999-01-01") == names(stored, "--state", "incomplete") == []
-    assert names(next(stored.glob("*/sweep.json")).parent) == ["sweep"]
+    assert {*(name for path in stored.glob("*/runs.json") for name in names(path.parent))} == {"repeats", "sweep"}
     assert "no run matches" in cli("runs", stored, "--model", "llama").err
 
 

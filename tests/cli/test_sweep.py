@@ -15,7 +15,6 @@ from command import LENIENT, Result, assert_one_line, cli, options, start
 from helpers import Client, http_response, scripted
 
 from inferometer import conduct
-from inferometer.errors import UserError
 from inferometer.serve.background import Running, serving
 from inferometer.serve.settings import Settings
 from inferometer.serve.sim.settings import Fixed, Sim
@@ -35,7 +34,7 @@ def run(folder: Path, source: str | Path, *more: str | Path) -> Result:
 
 
 def sweep_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "LATEST" / "sweep.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "LATEST" / "runs.json").read_text())
     return found
 
 
@@ -64,6 +63,13 @@ def test_grid_is_one_folder_and_one_report(tmp_path: Path, server: Running) -> N
     (folder,) = (tmp_path / "runs").glob("2*")
     again = cli("report", folder, "--csv", tmp_path / "again.csv")
     assert (again.out, again.status) == (result.out, 0)
+    # and as a version without runs.json stored it
+    tree = json.loads((folder / "runs.json").read_text())
+    (folder / "runs.json").rename(folder / "sweep.json")
+    (folder / "sweep.json").write_text(
+        json.dumps({name: tree[name] for name in ("schema", "keys", "runs", "interrupted")})
+    )
+    assert cli("report", folder).out == result.out
     assert (tmp_path / "again.csv").read_bytes() == exports["csv"].read_bytes()
     assert cli("report", tmp_path / "runs" / "LATEST").status == 0
     assert cli("report", folder, "--slo", "e2e.p50 < 1us").status == 1
@@ -100,14 +106,14 @@ def test_levels_alone_are_one_run_with_a_knee(tmp_path: Path, server: Running) -
 # --- sweeps that do not complete -------------------------------------------------------------------------------------
 
 
-def break_second(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Let the second run of a sweep raise this."""
+def interrupt_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C end the second run of a sweep before its first request."""
     measure, calls = conduct.measure, []
 
     def second_fails(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 2:
-            raise error
+            raise KeyboardInterrupt
         return measure(*args)
 
     monkeypatch.setattr(conduct, "measure", second_fails)
@@ -116,7 +122,7 @@ def break_second(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def test_interrupted_sweep_reports_what_was_measured(
     tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_second(monkeypatch, KeyboardInterrupt())
+    interrupt_second(monkeypatch)
     result = run(tmp_path, server.url, *TEXT, "--set", "data.output=[2, 4, 8]")
     assert result.status == 1
     assert "interrupted: some runs are missing" in result.out
@@ -153,23 +159,6 @@ def test_ctrl_c_keeps_the_run_that_it_interrupts(tmp_path: Path) -> None:
     assert len(sweep_of(tmp_path / "runs")["runs"]) == 2
 
 
-@pytest.mark.slow
-def test_run_that_cannot_be_measured_does_not_end_the_sweep(
-    tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_second(monkeypatch, UserError("the model takes at most 3", "send less"))
-    result = run(tmp_path, server.url, *TEXT, "--set", "data.output=[2, 4, 8]")
-    assert result.status == 1
-    assert "data.output 4: not measured: the model takes at most 3" in result.out
-    assert "data.output 8: " in result.out
-    assert [bool(each["run"]) for each in sweep_of(tmp_path)["runs"]] == [True, False, True]
-
-
-def test_folder_of_a_sweep_that_never_began_is_removed(tmp_path: Path) -> None:
-    assert_one_line(run(tmp_path / "runs", "http://127.0.0.1:1", "--set", "data.input=[1, 2]", "-q"), "127.0.0.1:1")
-    assert not list((tmp_path / "runs").glob("2*"))
-
-
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -190,8 +179,8 @@ def test_bad_sweeps_are_one_line(tmp_path: Path, flags: tuple[str, ...], what: s
 
 
 def test_bad_sweep_folders_are_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text("{")
-    assert_one_line(cli("report", tmp_path), "sweep.json: cannot be read")
-    (tmp_path / "sweep.json").write_text('{"keys": []}')
-    assert_one_line(cli("report", tmp_path), "the sweep has no runs")
+    (tmp_path / "runs.json").write_text("{")
+    assert_one_line(cli("report", tmp_path), "runs.json: cannot be read")
+    (tmp_path / "runs.json").write_text('{"kind": "sweep", "keys": []}')
+    assert_one_line(cli("report", tmp_path), "the experiment has no runs")
     assert_one_line(cli("report", tmp_path, "--why"), "is about a single run")

@@ -15,7 +15,7 @@ from inferometer.config import from_mapping
 from inferometer.config.engines import campaign_from, variants
 from inferometer.engines.launching import Launch
 from inferometer.records import Outcome, Run
-from inferometer.report.capacity_view import Quiet
+from inferometer.report.capacity_view import SearchView
 
 URL = "http://127.0.0.1:1"
 
@@ -51,5 +51,5 @@ def test_the_sample_and_the_warm_up_of_an_engine_end_the_comparison(tmp_path: Pa
 def test_the_first_requests_of_a_search_end_it(tmp_path: Path, interrupted_runs: list[object]) -> None:
     config = with_objectives(from_mapping({"server": {"url": URL}, "output": str(tmp_path)}))
     with pytest.raises(KeyboardInterrupt):
-        find(config, Options(), Quiet())
+        find(config, Options(), SearchView("rate", quiet=True))
     assert len(interrupted_runs) == 1

@@ -105,7 +105,7 @@ import sys, inferometer
 import inferometer.public.pytest_plugin
 heavy = {"numpy", "msgspec", "pyarrow", "rich", "click", "asyncio", "jinja2", "yaml", "inferometer.conduct"}
 before = heavy & sys.modules.keys()
-import inferometer.capacity_search.search, inferometer.report.capacity_output, inferometer.conduct.capacity
+import inferometer.capacity_search.search, inferometer.report.capacity_export, inferometer.conduct.capacity
 print(before - {"asyncio"}, callable(inferometer.capacity), callable(inferometer.run), callable(inferometer.compare), callable(inferometer.open))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

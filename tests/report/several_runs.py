@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import synthetic_run as made
 
-from inferometer.analysis.comparison import Compared, Measured, Side, compare
+from inferometer.analysis.comparison import Compared, Side, compare
 from inferometer.analysis.fail_if import parse
-from inferometer.analysis.summary import summarise
+from inferometer.analysis.summary import Measured, summarise
 from inferometer.records import Failure, StagePlan
 
 STAGES = (

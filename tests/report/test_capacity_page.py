@@ -15,7 +15,7 @@ from inferometer.capacity_search.trials import Bracket
 from inferometer.conduct.capacity import Options
 from inferometer.records import Manifest
 from inferometer.report import capacity_export
-from inferometer.report.capacity_output import save
+from inferometer.report.capacity_export import CapacityReport
 from inferometer.report.html import capacity_page
 
 
@@ -156,7 +156,7 @@ def test_the_answer_comes_back_from_json() -> None:
 
 
 def test_report_shows_a_search_again(tmp_path: Path) -> None:
-    save(made.text(folder=str(tmp_path), at_least=20.0), made.MANIFEST)
+    capacity_export.save(CapacityReport(made.text(folder=str(tmp_path), at_least=20.0), made.MANIFEST))
     result = cli("report", tmp_path, "--html", tmp_path / "out.html", "--junit", tmp_path / "out.xml")
     assert result.status == 1 and "holds at least 18 requests/s" in " ".join(result.out.split())
     assert "How the search closed in" in (tmp_path / "out.html").read_text()

@@ -223,7 +223,7 @@ def test_json_has_the_names_that_others_rely_on() -> None:
 def shown(found: Capacity, is_terminal: bool, asked_budget: float | None = None) -> str:
     """What the view of this search prints, as words."""
     file = io.StringIO()
-    view = SearchView(found.by, Console(file=file, force_terminal=is_terminal, width=100, no_color=True))
+    view = SearchView(found.by, console=Console(file=file, force_terminal=is_terminal, width=100, no_color=True))
     view.planned(Goal(budget=480.0, unloaded=0.4), Objectives(parse_all(list(found.slos))), 31.0, asked_budget)
     trials: list[Trial] = []
     for one in found.probes:

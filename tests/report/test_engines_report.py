@@ -15,16 +15,17 @@ from html_runs import HOSTILE, Page
 from test_report import golden
 
 from inferometer.analysis.engine_results import EngineResults, summarise_campaign
-from inferometer.campaign import FILE
 from inferometer.conduct.campaign_reading import open_campaign, read_record
-from inferometer.conduct.folders import stored_in
+from inferometer.conduct.kinds import kind_of
 from inferometer.errors import UserError
 from inferometer.report import engines_export, plot
 from inferometer.report.engines import render
-from inferometer.report.engines_output import deliver_engines, status
+from inferometer.report.engines_export import ENGINES
 from inferometer.report.html import engines_page
 from inferometer.report.html.page import named_charts
 from inferometer.report.json import encode
+from inferometer.report.output import deliver
+from inferometer.store.folder import CAMPAIGN
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_nothing_in_the_record_can_break_the_page() -> None:
 def test_a_campaign_without_a_measured_engine_says_so() -> None:
     found = made_campaign.Maker().failed("vllm").failed("sglang").results()
     text = " ".join(Page(engines_page.encode(found)).text.split())
-    assert "no engine can be recommended." in text and status(found) == 1
+    assert "no engine can be recommended." in text and not ENGINES.is_passed(found)
     assert "vllm and sglang: not ready: " in text
     report = render(found, False, 100)
     assert "no engine can be recommended" in report and report.count("within 600 s") == 1
@@ -182,24 +183,24 @@ def test_charts_have_names_for_plot(generators: EngineResults) -> None:
 
 def test_a_stored_campaign_is_opened_from_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = made_campaign.encoders()
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(record))
-    assert stored_in((str(tmp_path),)) == "campaign" and read_record(tmp_path) == record
+    (tmp_path / CAMPAIGN).write_bytes(msgspec.json.encode(record))
+    assert kind_of((str(tmp_path),)) == "engines" and read_record(tmp_path) == record
     found = open_campaign(tmp_path)
     paths = {name: str(tmp_path / f"out.{name}") for name in ("json", "html", "markdown", "csv", "junit")}
-    assert deliver_engines(found, paths) == 0 and "torch compiled is" in capsys.readouterr().out
+    assert deliver(ENGINES, found, paths) == 0 and "torch compiled is" in capsys.readouterr().out
     assert all(Path(path).stat().st_size > 100 for path in paths.values())
-    assert deliver_engines(found, {"json": "-"}) == 0 and json.loads(capsys.readouterr().out)["engines"]
+    assert deliver(ENGINES, found, {"json": "-"}) == 0 and json.loads(capsys.readouterr().out)["engines"]
 
 
 def test_a_run_that_is_gone_leaves_its_level_without_figures(tmp_path: Path) -> None:
     record = made_campaign.Maker(1).measured("vllm", levels=(1,)).record()
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(record))
+    (tmp_path / CAMPAIGN).write_bytes(msgspec.json.encode(record))
     level = open_campaign(tmp_path).engines[0].levels[0]
     assert not level.valid and level.problems == ("its run vllm-1-0 cannot be read",)
 
 
 def test_a_record_that_cannot_be_read_is_an_error_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{}")
+    (tmp_path / CAMPAIGN).write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
         open_campaign(tmp_path)
 

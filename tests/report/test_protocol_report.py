@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from protocol_runs import measured
 
-from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, Measured, cell_of
+from inferometer.analysis.protocol_comparison import PROTOCOLS, Comparison, cell_of
+from inferometer.analysis.summary import Measured
 from inferometer.errors import UserError
 from inferometer.report import protocol_comparison
 

@@ -28,7 +28,7 @@ from inferometer.config.schema import Measure
 from inferometer.errors import UserError
 from inferometer.records import Chunks, Columns, Failure, Run, Spent, StagePlan, StageStatistics
 from inferometer.report import blocks, console, json, markdown, output
-from inferometer.report.exporters import EXPORTERS, Exporter
+from inferometer.report.exporters import EXPORTERS
 from inferometer.units import format_seconds
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -376,7 +376,7 @@ def test_exports_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
 def test_an_export_that_fails_leaves_the_older_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: Run, summary: object, file: IO[bytes]) -> None:
+    def fail(found: object, file: IO[bytes]) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -386,7 +386,7 @@ def test_an_export_that_fails_leaves_the_older_file(
     (tmp_path / "out/link.json").symlink_to("kept.json")
     call(folder, "--json", tmp_path / "out/link.json")
     newer = (tmp_path / "out/kept.json").read_bytes()
-    monkeypatch.setitem(EXPORTERS, "json", Exporter(fail, ""))
+    monkeypatch.setitem(output.RUN.writers, "json", fail)
     with pytest.raises(UserError, match="No space left"):
         call(folder, "--json", tmp_path / "out/link.json")
     assert (tmp_path / "out/kept.json").read_bytes() == newer != b"older"
@@ -402,7 +402,8 @@ def test_every_exporter_is_an_option_of_report_and_run(folder: Path, tmp_path: P
 
 
 def test_a_new_exporter_is_one_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXPORTERS, "verdict", Exporter(lambda run, summary, file: file.write(b"fine"), "Write it."))
+    monkeypatch.setitem(EXPORTERS, "verdict", "Write it.")
+    monkeypatch.setitem(output.RUN.writers, "verdict", output.at_once(lambda found: b"fine"))
 
     def names(exports: dict[str, str]) -> list[str]:
         return sorted(exports)
@@ -412,7 +413,7 @@ def test_a_new_exporter_is_one_row(folder: Path, monkeypatch: pytest.MonkeyPatch
     result = CliRunner().invoke(found, ["--verdict", "x", "--csv", "y"], standalone_mode=False)
     assert result.return_value == ["csv", "verdict"]
     run = store.read(folder)
-    output.deliver(run, summarise(run), {"verdict": str(folder / "out")})
+    output.deliver(output.RUN, output.RunReport(run, summarise(run)), {"verdict": str(folder / "out")})
     assert (folder / "out").read_bytes() == b"fine"
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inferometer.analysis.comparison import Measured, Side
+from inferometer.analysis.comparison import Side
 from inferometer.analysis.run_figures import parts
+from inferometer.analysis.summary import Measured
 from inferometer.records import Manifest
 from inferometer.units import format_number
 

@@ -33,8 +33,7 @@ from inferometer.analysis.run_figures import (
 )
 from inferometer.analysis.share_difference import ShareDifference, failure_rates
 from inferometer.analysis.slo_expression import parse_all
-from inferometer.analysis.summary import Summary
-from inferometer.records import Run
+from inferometer.analysis.summary import Measured
 
 Verdict = Literal["better", "worse", "no clear difference"]
 ALPHA = 0.05
@@ -42,7 +41,6 @@ EFFECT = 0.05
 """The difference that projections are about, if no condition names another."""
 POINT = 0.01
 """The same for the failure rate: one percentage point."""
-Measured = tuple[Run, Summary]
 Difference = LogRatio | ShareDifference
 
 

@@ -21,13 +21,12 @@ from inferometer.analysis.percentiles import Distribution
 from inferometer.analysis.rounds import Rounds, judged, log_ratio_of
 from inferometer.analysis.run_figures import figure, percentile_errors
 from inferometer.analysis.summary import FIGURES as SUMMARY_FIGURES
-from inferometer.analysis.summary import Summary
+from inferometer.analysis.summary import Measured, Summary
 from inferometer.analysis.utilisation import Work, work_of
 from inferometer.campaign import EngineRecord, LevelRecord
 from inferometer.config.engines import Level
 from inferometer.records import Run
 
-Measured = tuple[Run, Summary]
 _STATISTICS = ("mean", "p50", "p95", "p99")
 _RATES = ("requests", "output_tokens", "input_tokens", "total_tokens")
 

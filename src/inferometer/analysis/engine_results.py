@@ -15,10 +15,11 @@ from inferometer.analysis.agreement import Encode, EngineAgreement, compare_outp
 from inferometer.analysis.encoder_results import EncoderFigures, as_level, encoder_figures, recommend_encoders
 from inferometer.analysis.engine_choice import recommend
 from inferometer.analysis.engine_figures import EngineLevel
-from inferometer.analysis.engine_levels import LevelRounds, Measured, currency_of, levels_of
+from inferometer.analysis.engine_levels import LevelRounds, currency_of, levels_of
 from inferometer.analysis.metrics import METRICS
 from inferometer.analysis.parity import Mismatch, mismatches
 from inferometer.analysis.recommendation import RULES, Recommendation, headline
+from inferometer.analysis.summary import Measured
 from inferometer.campaign import CampaignRecord, DeviceFacts, EngineRecord, ModelFacts, StartUp
 from inferometer.config.convert import quantity
 from inferometer.config.engines import Agreement, Encoder

@@ -24,9 +24,9 @@ from inferometer.analysis import exact, metrics
 from inferometer.analysis.blocks import place
 from inferometer.analysis.breakdown import rest
 from inferometer.analysis.percentiles import Distribution, distribution
-from inferometer.analysis.summary import Summary
+from inferometer.analysis.summary import Measured, Summary
 from inferometer.analysis.window import STEADY
-from inferometer.records import Columns, Run
+from inferometer.records import Columns
 
 
 class ProtocolVariant(msgspec.Struct, frozen=True):
@@ -111,9 +111,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_valid(self) -> bool:
         return not self.interrupted and all(cell.verdict == "VALID" for cell in self.cells)
-
-
-Measured = tuple[Run, Summary]
 
 
 def cell_of(protocol: str, size: int, measured: Sequence[Measured], kept: bool) -> Cell:

@@ -13,9 +13,9 @@ import msgspec
 
 from inferometer import __version__
 from inferometer.analysis import student
-from inferometer.analysis.comparison import Measured
 from inferometer.analysis.log_ratio import CONFIDENCE
 from inferometer.analysis.run_figures import STATISTICS, USUAL, Part, figure, parts
+from inferometer.analysis.summary import Measured
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,6 +163,10 @@ class _Level(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
 
 
+Measured = tuple[Run, Summary]
+"""A run, and what its figures are."""
+
+
 def summarise(run: Run, slos: Sequence[str] | None = None) -> Summary:
     """Summarise a run; `slos` are objectives to judge it by instead of its own."""
     objectives = parse_all(settings.slos(run.manifest) if slos is None else slos)

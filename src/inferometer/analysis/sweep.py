@@ -21,7 +21,7 @@ from inferometer.analysis.throughput import Throughput
 from inferometer.records import Run, StagePlan
 from inferometer.units import format_number, format_seconds
 
-Cell = tuple[dict[str, Any], Run, Summary]
+MeasuredCell = tuple[dict[str, Any], Run, Summary]
 """One run of a sweep, and the values of the grid's keys in it."""
 
 
@@ -79,7 +79,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def summarise_sweep(
     folder: str,
     keys: Sequence[str],
-    measured: Sequence[Cell],
+    measured: Sequence[MeasuredCell],
     unmeasured: Sequence[Unmeasured] = (),
     interrupted: bool = False,
 ) -> Sweep:
@@ -116,7 +116,7 @@ def summarise_sweep(
     )
 
 
-def _pareto(points: Sequence[Point], measured: Sequence[Cell]) -> Pareto | None:
+def _pareto(points: Sequence[Point], measured: Sequence[MeasuredCell]) -> Pareto | None:
     wanted = list(dict.fromkeys(rate for _, run, _ in measured for rate in cost(run.manifest).user_rates))
     is_known = any(point.efficiency is not None for point in points)
     return pareto_of(points, wanted) if is_known or wanted else None
@@ -195,7 +195,7 @@ def _is_overloaded(part: Part) -> bool:
 # --- the verdict of a sweep ------------------------------------------------------------------------------------------
 
 
-def problems(sweep: Sweep, measured: Sequence[Cell], strict: bool = False) -> list[str]:
+def problems(sweep: Sweep, measured: Sequence[MeasuredCell], strict: bool = False) -> list[str]:
     """Why a sweep fails, in words; empty if it does not.
 
     A sweep goes into overload on purpose, so what happens at an overloaded level does not fail it. It fails if a run could not be

@@ -1,23 +1,16 @@
 """`inferometer ab`: measure two servers in interleaved pairs of runs, and compare them."""
 
 import copy
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from inferometer import options
 from inferometer.cli import startup
 from inferometer.cli.options import Command, names_of, options_of, paths_of, put_options
-from inferometer.cli.uploads import finish
+from inferometer.cli.uploads import finish, progress
 from inferometer.errors import named
 from inferometer.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from inferometer.conduct.pairs import Ended, Note, Starter
-    from inferometer.config import Config
 
 
 @click.command(cls=Command)
@@ -48,18 +41,19 @@ def command(
     startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
     from inferometer.conduct.comparing import compare_pairs  # noqa: PLC0415
-    from inferometer.conduct.pairs import Starter, measure_pairs  # noqa: PLC0415
+    from inferometer.conduct.pairs import Subject, measure_pairs, pairs_of  # noqa: PLC0415
     from inferometer.config import from_mapping, read_tree  # noqa: PLC0415
     from inferometer.config.secret import without_password  # noqa: PLC0415
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
-    from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
+    from inferometer.report.compare_export import COMPARISON, ComparisonReport  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = paths_of(given, "json", "html", "markdown", "junit")
-    check_comparison_paths(paths)
+    check_exports(paths)
     conditions = conduct.parse_conditions(given["fail_if"])
     base: dict[str, Any] = read_tree(config) if config is not None else {}
     origin = config or "command line"
-    sides = []
+    subjects = {}
     for letter, url in (("A", url_a), ("B", url_b)):
         start = given[f"start_{letter.lower()}"]
         tree = copy.deepcopy(base)
@@ -69,40 +63,21 @@ def command(
             made = from_mapping(tree, given["set"], origin, DISCOVERY if start is None else None)
         name = without_password(url) if "://" in url else url.rpartition("@")[2]
         name = name if url_a != url_b else f"{letter}: {start or name}"
-        sides.append((name, made, Starter(start, given["start_timeout"]) if start else None))
-    note, ended = _progress(sides, quiet)
-    with named(names_of("ab")):
-        folder, complete = measure_pairs(sides, pairs, note, ended, force)
-    if not complete:
-        raise click.Abort
-    if complete < pairs:
-        click.echo(f"interrupted: comparing {complete} of {pairs} pairs", err=True)
-    status = deliver_comparison([compare_pairs(folder, conditions, force)], paths, strict)
-    if "-" not in paths.values():
-        click.echo(f" {folder}")
-    return finish(folder, status, quiet)
-
-
-def _progress(sides: "Sequence[tuple[str, Config, Starter | None]]", quiet: bool) -> "tuple[Note, Ended]":
-    """What to call before a run and after it: a line each, and a live view in between."""
-    from inferometer.config.grid import projected_seconds  # noqa: PLC0415
-    from inferometer.config.secret import without_password  # noqa: PLC0415
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.units import format_seconds  # noqa: PLC0415
-
-    began = time.monotonic()
-
-    def note(number: int, of: int, side: str) -> LiveView | None:
-        if quiet:
-            return None
-        config = sides["AB".index(side)][1]
-        per_run = (time.monotonic() - began) / (number - 1) if number > 1 else projected_seconds(config)
-        left = f" · about {format_seconds(round(per_run * (of - number + 1)))} left" if per_run else ""
-        click.echo(f"run {number} of {of} · {side} {without_password(config.server.urls[0])}{left}", err=True)
-        return LiveView()
+        subjects[letter] = Subject(name, made, start or None, given["start_timeout"])
 
     def ended(line: str) -> None:
         if not quiet:
             click.echo(printable(f"  {line}"), err=True)
 
-    return note, ended
+    with named(names_of("ab")):
+        experiment = measure_pairs(subjects, pairs, progress(quiet), ended, force)
+    complete = len(pairs_of(experiment))
+    if not complete:
+        raise click.Abort
+    if complete < pairs:
+        click.echo(f"interrupted: comparing {complete} of {pairs} pairs", err=True)
+    compared = ComparisonReport([compare_pairs(experiment, conditions, force)], strict)
+    status = deliver(COMPARISON, compared, paths)
+    if "-" not in paths.values():
+        click.echo(f" {experiment.folder}")
+    return finish(experiment.folder, status, quiet)

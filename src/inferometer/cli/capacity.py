@@ -51,8 +51,8 @@ def command(source: str | None, strict: bool, quiet: bool, **given: Any) -> int:
     from inferometer.probe.local import find_server  # noqa: PLC0415
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report import capacity_view  # noqa: PLC0415
-    from inferometer.report.capacity_output import check_formats, deliver_capacity, save  # noqa: PLC0415
-    from inferometer.report.output import check_exports, with_file_exports  # noqa: PLC0415
+    from inferometer.report.capacity_export import SEARCH, CapacityReport, save  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     search = Options(**{name: given[name] for name in Options.__struct_fields__})
     paths = paths_of(given, "json", "html", "markdown", "junit")
@@ -72,10 +72,8 @@ def command(source: str | None, strict: bool, quiet: bool, **given: Any) -> int:
     with named(names_of("capacity") | {"slo": "--slo", "budget": "--budget"}, origin):
         put_options(tree, "capacity", given)
         config = with_objectives(from_mapping(tree, given["set"], origin, DISCOVERY))
-        paths = with_file_exports(paths, config.report.exports)
-        check_formats(paths)
-        view = capacity_view.Quiet() if quiet else capacity_view.SearchView(search.by)
-        found, manifest = find(config, search, view)
-    found = msgspec.structs.replace(found, strict=strict)
-    save(found, manifest)
-    return finish(found.folder, deliver_capacity(found, manifest, paths), quiet)
+        paths = with_file_exports(paths, config.report.exports, SEARCH)
+        found, manifest = find(config, search, capacity_view.SearchView(search.by, quiet))
+    report = CapacityReport(msgspec.structs.replace(found, strict=strict), manifest)
+    save(report)
+    return finish(found.folder, deliver(SEARCH, report, paths), quiet)

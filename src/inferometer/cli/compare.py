@@ -32,10 +32,11 @@ def command(sides: tuple[str, ...], fail_if: list[str], strict: bool, force: boo
     """
     startup.prepare()
     from inferometer import conduct  # noqa: PLC0415
-    from inferometer.report.compare_output import check_comparison_paths, deliver_comparison  # noqa: PLC0415
+    from inferometer.report.compare_export import COMPARISON, ComparisonReport  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = paths_of(files, "json", "html", "markdown", "junit")
-    check_comparison_paths(paths)
+    check_exports(paths)
     conditions = conduct.parse_conditions(fail_if)
     found = conduct.compare_stored(sides, conditions, force)
-    return deliver_comparison(found, paths, strict)
+    return deliver(COMPARISON, ComparisonReport(found, strict), paths)

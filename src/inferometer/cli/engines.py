@@ -49,9 +49,9 @@ def command(file: str | None, quiet: bool, **given: Any) -> int:
     from inferometer.conduct.campaign_reading import open_campaign  # noqa: PLC0415
     from inferometer.config import read_tree  # noqa: PLC0415
     from inferometer.config.engines import campaign_from  # noqa: PLC0415
-    from inferometer.report.engines_output import deliver_engines  # noqa: PLC0415
-    from inferometer.report.engines_view import CampaignView, Quiet  # noqa: PLC0415
-    from inferometer.report.output import check_exports  # noqa: PLC0415
+    from inferometer.report.engines_export import ENGINES  # noqa: PLC0415
+    from inferometer.report.engines_view import CampaignView  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
 
     paths = paths_of(given, "json", "html", "markdown", "csv", "junit")
     check_exports(paths)
@@ -72,9 +72,9 @@ def command(file: str | None, quiet: bool, **given: Any) -> int:
         )
     campaign = campaign_from(tree, given["set"], file or "command line")
     resume = Path(given["resume"]) if given["resume"] else None
-    folder = run_campaign(campaign, Quiet() if quiet else CampaignView(), resume)
+    folder = run_campaign(campaign, CampaignView(quiet), resume)
     results = open_campaign(folder)
-    status = finish(folder, deliver_engines(results, paths), quiet)
+    status = finish(folder, deliver(ENGINES, results, paths), quiet)
     return 130 if results.interrupted else status
 
 

@@ -33,9 +33,10 @@ def command(
     input, 3 internal error.
     """
     from inferometer.conduct.merging import merge  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, check_exports, deliver  # noqa: PLC0415
 
     check_exports(exports)
     with named({"output": "--output", "storage.endpoint": "the endpoint", "storage.local": "--output"}):
         run, summary = merge(names, output or "runs")
-    return finish(run.folder, deliver(run, summary, exports, explain, strict=strict), quiet)
+    status = deliver(RUN, RunReport(run, summary, strict, explain), exports)
+    return finish(run.folder, status, quiet)

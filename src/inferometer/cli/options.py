@@ -154,9 +154,9 @@ def export_options(function: Function) -> Function:
         paths = {name: given.pop(_parameter(name)) for name in EXPORTERS}
         return function(exports={name: path for name, path in paths.items() if path is not None}, **given)
 
-    for name, exporter in reversed(EXPORTERS.items()):
+    for name, text in reversed(EXPORTERS.items()):
         command = click.option(
-            f"--{name}", _parameter(name), metavar="PATH", help=f"{exporter.help} Use - for standard output.",
+            f"--{name}", _parameter(name), metavar="PATH", help=f"{text} Use - for standard output.",
             cls=_RowOption, section=_RESULTS,
         )(command)  # fmt: skip
     return command

@@ -29,7 +29,7 @@ def command(options: tuple[str, ...]) -> int:
     from inferometer.compat.perf_analyzer import NAMES, translate  # noqa: PLC0415
     from inferometer.config import from_mapping  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import deliver, with_file_exports  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, deliver, with_file_exports  # noqa: PLC0415
 
     tree, given = translate(options, with_secrets=True)
     for note in given.notes:
@@ -40,6 +40,6 @@ def command(options: tuple[str, ...]) -> int:
         try:
             run, summary = conduct.measure(config, LiveView())
         except conduct.UnsavedError as error:
-            deliver(error.run, error.summary, exports)
+            deliver(RUN, RunReport(error.run, error.summary), exports)
             raise
-    return deliver(run, summary, exports)
+    return deliver(RUN, RunReport(run, summary), exports)

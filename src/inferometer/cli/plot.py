@@ -38,7 +38,7 @@ def command(
     RUN_DIR may also be the folder of a sweep, of a search for the capacity, of `run --repeat`, of `ab`, or of `engines`, or the URL of any of
     these in a bucket. The charts need matplotlib: pip install 'inferometer[plot]'.
     """
-    from inferometer.conduct.pages import open_page  # noqa: PLC0415
+    from inferometer.conduct.kinds import open_page  # noqa: PLC0415
     from inferometer.report.plot import check_plotting, choose, write_charts  # noqa: PLC0415
 
     if not is_listed:

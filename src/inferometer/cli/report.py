@@ -1,7 +1,7 @@
 """`inferometer report`: the report of a stored run again, byte for byte, or an export of it; or one report of several runs.
 
 A complete folder is not changed, except by `--open`, which adds report.html. A run that did not end is completed from what it had recorded.
-What a folder is, and so which report it gets, is decided by what it contains (report_folders.py).
+What a folder is, and so which report it gets, is decided by what it contains (conduct/kinds.py).
 """
 
 from pathlib import Path
@@ -61,11 +61,13 @@ def command(
     input, 3 internal error.
     """
     startup.prepare()
-    from inferometer.cli.report_folders import Wanted, kind_of, the_only  # noqa: PLC0415
+    from inferometer import conduct  # noqa: PLC0415
+    from inferometer.conduct.comparing import folders_of  # noqa: PLC0415
+    from inferometer.conduct.kinds import KINDS, Asked, kind_of  # noqa: PLC0415
     from inferometer.conduct.remote import local_names  # noqa: PLC0415
-    from inferometer.report.output import check_exports  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, check_exports, deliver, show_as, show_request  # noqa: PLC0415
 
-    is_opened, tool = given["open"], given["as"]
+    is_opened, tool, has_why = given["open"], given["as"], why is not None
     if is_opened and exports.get("html") == "-":
         raise UserError(
             "--open needs a file, but --html writes to standard output", "give --html a path, or leave it out"
@@ -75,26 +77,36 @@ def command(
     changes: dict[str, Any] = {}
     put_options(changes, "report", given)
     slos = tuple(changes.pop("slo", ()))
-    run_dirs = the_only(local_names(run_dirs))
-    kind = kind_of(run_dirs)
+    names = local_names(run_dirs)
+    folders = [folder for name in names for folder in folders_of(name)]
+    if len(folders) == 1:
+        names = (str(folders[0]),)
+    kind = KINDS[kind_of(names)]
     if is_opened and "html" not in exports:
-        exports["html"] = str(kind.home(run_dirs) / "report.html")
+        exports["html"] = str(_home(names, kind.report is RUN) / "report.html")
     check_exports(exports)
-    wanted = Wanted(
-        run_dirs,
-        exports,
-        slos,
-        given["strict"],
-        changes,
-        given["histogram"],
-        given["explain"],
-        has_why=why is not None,
-        id=_id_of(why),
-        tool=tool,
-    )
-    kind.check(wanted)
-    with named({"cost.cheapest_at": "--cheapest-at"}):
-        status = kind.report(wanted)
+    single = {"--why": why} | {f"--{name}": given[name] for name in ("as", "histogram", "explain", "percentiles")}
+    others = [name for name, value in single.items() if value and kind.report is not RUN]
+    others += [f"--{name}" for name in exports if name not in kind.report.formats]
+    others += ["--slo"] if slos and not kind.takes_slos else []
+    others += ["--price-per-hour, --gpus or --cheapest-at"] if "cost" in changes and not kind.takes_costs else []
+    kind.report.refuse(others, f"{names[0] if len(names) == 1 else 'the command line'} has")
+    strict, explain, histogram = given["strict"], given["explain"], given["histogram"]
+    asked = Asked(slos or None, changes, strict, explain, histogram, has_why, _skip)
+    id = _id_of(why)
+    try:
+        with named({"cost.cheapest_at": "--cheapest-at"}):
+            found = kind.open(names, asked)
+    except conduct.UnsavedError as error:
+        if kind.report is RUN:
+            deliver(RUN, RunReport(error.run, error.summary, strict, explain, histogram, has_why), exports)
+        raise
+    if tool is not None:
+        status = show_as(found.run, found.summary, tool, exports.get("json"))
+    elif id is not None:
+        status = show_request(found.run, id, exports.get("json"))
+    else:
+        status = deliver(kind.report, found, exports)
     if is_opened:
         _open(Path(exports["html"]).resolve())
     return status
@@ -109,6 +121,21 @@ def _id_of(why: str | None) -> int | None:
             f"--why {why}: expected the id of a request", "ids are whole numbers, see --csv; --why alone is about all"
         )
     return int(why)
+
+
+def _home(names: tuple[str, ...], is_run: bool) -> Path:
+    """The folder that the page of --open is written to."""
+    from inferometer.conduct.comparing import runs_of  # noqa: PLC0415
+
+    if is_run:
+        return runs_of(names[0])[0].resolve()
+    if len(names) > 1 or not Path(names[0]).is_dir():
+        raise UserError("--open of several runs needs a path for the page", "add --html PATH")
+    return Path(names[0])
+
+
+def _skip(error: UserError) -> None:
+    click.echo(f"left out: {error}", err=True)
 
 
 def _open(path: Path) -> None:

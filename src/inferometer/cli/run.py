@@ -10,7 +10,7 @@ import click
 from inferometer.apis import is_url
 from inferometer.cli import startup
 from inferometer.cli.options import Command, export_options, names_of, options_of, put_options
-from inferometer.cli.uploads import finish
+from inferometer.cli.uploads import finish, progress
 from inferometer.errors import UserError, named
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ def command(source: str, exports: dict[str, str], strict: bool, repeat: int, qui
     from inferometer.probe.scheme import DISCOVERY  # noqa: PLC0415
     from inferometer.report.closing import conclusion  # noqa: PLC0415
     from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import check_exports, deliver, with_file_exports  # noqa: PLC0415
+    from inferometer.report.output import RUN, RunReport, check_exports, deliver, with_file_exports  # noqa: PLC0415
 
     part, start_ns = part_and_start(given["shard"], given["start_at"], os.environ, time.time_ns())
     has_url = is_url(source)
     tree: dict[str, Any] = {"server": {"url": source}} if has_url else read_tree(source, or_url=True)
     check_exports(exports)
     names = {key: name for key, name in names_of("run").items() if given["image"] or key not in _IMAGE_KEYS}
-    extras = ("histogram", "why", "explain")
-    single = {f"--{name}": given[name] for name in (*extras, "percentiles")}
+    shown = {name: given[name] for name in ("histogram", "why", "explain")}
+    single = {f"--{name}": value for name, value in (shown | {"percentiles": given["percentiles"]}).items()}
     try:
         with named(names, origin := "command line" if has_url else source):
             override_sweep(tree, put_options(tree, "run", given))
@@ -94,9 +94,9 @@ def command(source: str, exports: dict[str, str], strict: bool, repeat: int, qui
                 return _repeat(config, repeat, exports, strict, quiet)
             run, summary = conduct.measure(config, None if quiet else LiveView(), part=part, start_ns=start_ns)
     except conduct.UnsavedError as error:
-        deliver(error.run, error.summary, exports, **{name: given[name] for name in extras})
+        deliver(RUN, RunReport(error.run, error.summary, strict, **shown), exports)
         raise
-    status = deliver(run, summary, exports, strict=strict, **{name: given[name] for name in extras})
+    status = deliver(RUN, RunReport(run, summary, strict, **shown), exports)
     # the verdict is that of all parts together
     return (
         finish(run.folder, status, quiet, conclusion(summary, strict)) if part is None else finish(run.folder, 0, quiet)
@@ -125,41 +125,28 @@ def _check_single(options: Mapping[str, object], reason: str) -> None:
 def _repeat(config: "Config", count: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure several times, and report the variation between the runs."""
     from inferometer.conduct.pairs import repeat  # noqa: PLC0415
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.repeats import check_repeat_exports, deliver_repeats  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.repeats import RUNS, RunsReport  # noqa: PLC0415
 
-    check_repeat_exports(exports)
-
-    def note(number: int, of: int, side: str) -> LiveView | None:
-        if quiet:
-            return None
-        click.echo(f"run {number} of {of}", err=True)
-        return LiveView()
-
-    folder, measured = repeat(config, count, note)
-    return finish(folder, deliver_repeats(str(folder), measured, exports, strict), quiet)
+    check_exports(exports, RUNS)
+    experiment = repeat(config, count, progress(quiet))
+    report = RunsReport(str(experiment.folder), experiment.runs, strict)
+    return finish(experiment.folder, deliver(RUNS, report, exports), quiet)
 
 
 def _sweep(grid: "Grid", repeat: int, exports: dict[str, str], strict: bool, quiet: bool) -> int:
     """Measure a grid of settings or an adaptive range, and report all of it together."""
-    from inferometer.conduct.sweep import measure_sweep, projection  # noqa: PLC0415
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.sweep import check_sweep_exports, deliver_sweep, describe_plan  # noqa: PLC0415
+    from inferometer.conduct.sweep import measure_sweep, projection, summarised  # noqa: PLC0415
+    from inferometer.report.output import check_exports, deliver  # noqa: PLC0415
+    from inferometer.report.sweep import SWEEP, describe_plan  # noqa: PLC0415
 
     if repeat > 1:
         raise UserError(
             "--repeat repeats one run, and this is a sweep of several",
             f"leave out --repeat, or sweep over seeds: --set seed='[{', '.join(map(str, range(min(repeat, 5))))}]'",
         )
-    check_sweep_exports(exports)
-
-    def note(line: str) -> LiveView | None:
-        if quiet:
-            return None
-        click.echo(line, err=True)
-        return LiveView()
-
+    check_exports(exports, SWEEP)
     if not quiet:
         click.echo(describe_plan([cell.settings for cell in grid.cells], *projection(grid)), err=True)
-    sweep, measured = measure_sweep(grid, note)
-    return finish(sweep.folder, deliver_sweep(sweep, measured, exports, strict), quiet)
+    experiment = measure_sweep(grid, progress(quiet))
+    return finish(experiment.folder, deliver(SWEEP, summarised(experiment, strict), exports), quiet)

@@ -1,10 +1,27 @@
-"""How commands end: results as JSON, an upload to the bucket that their output goes to, and what they say last."""
+"""What the commands that measure several runs show meanwhile; and how commands end: results as JSON, an upload to the bucket that their
+output goes to, and what they say last."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from inferometer.report.live import LiveView
+
+
+def progress(quiet: bool) -> "Callable[[str], LiveView | None]":
+    """What to call before each of several runs: it prints the line, and shows the run."""
+    from inferometer.report.live import LiveView  # noqa: PLC0415
+
+    def note(line: str) -> LiveView | None:
+        if quiet:
+            return None
+        click.echo(line, err=True)
+        return LiveView()
+
+    return note
 
 
 def finish(folder: str | Path, status: int, quiet: bool = False, answer: Iterable[str] = ()) -> int:

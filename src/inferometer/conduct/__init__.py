@@ -14,8 +14,10 @@ observers.py   what is observed beside a run, and where that is stored
 saving.py      from the shards' spool to the run's folder, also for a run that never ended
 interrupts.py  Ctrl-C and SIGTERM
 comparing.py   several stored runs: which ones a name stands for, and how they compare
-pairs.py       several runs in one folder: repeats, and interleaved pairs of two servers
-sweep.py       several runs in one folder: the cells of a grid, or the levels of an adaptive range
+experiment.py  several runs in one folder, measured one after the other, and their list
+pairs.py       of these: repeats, and interleaved pairs of two servers
+sweep.py       of these: the cells of a grid, or the levels of an adaptive range
+kinds.py       what is stored in a folder, and its report
 parts.py       a run that is measured in parts, by clients that are not in contact
 merging.py     one run of these parts, and its manifest (merged_manifest.py)
 uploading.py   runs whose output is a bucket: checked before the first request, uploaded at the end
@@ -30,8 +32,9 @@ server_process.py  a server that is started by a command for a run, and ended af
 from inferometer.analysis.abort_expression import parse_limits
 from inferometer.analysis.slo_expression import parse_all as parse_slos
 from inferometer.conduct.comparing import compare_stored, parse_conditions
-from inferometer.conduct.measuring import Show, Watch, measure, measure_to_end
+from inferometer.conduct.measuring import Watch, measure, measure_to_end
 from inferometer.conduct.saving import NotUploadedError, UnsavedError, open_run
+from inferometer.report.live import Show
 
 __all__ = [
     "NotUploadedError",

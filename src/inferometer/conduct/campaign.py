@@ -9,64 +9,35 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer import conduct, store, workload
-from inferometer.campaign import Cache, EngineRecord, LevelRecord, Output, StartUp
+from inferometer import store, workload
+from inferometer.campaign import Cache, EngineRecord, LevelRecord
+from inferometer.conduct import encoders
 from inferometer.conduct.campaign_book import SAMPLE, CampaignBook
 from inferometer.conduct.engine_server import opened_server, version_of
-from inferometer.conduct.pairs import terminable
+from inferometer.conduct.interrupts import terminable
 from inferometer.config.engines import Campaign, EngineSpec, Level, is_in_process, levels_of, variants
-from inferometer.config.schema import Config
 from inferometer.engines import model_files
 from inferometer.engines.catalog import check_spec
 from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
-from inferometer.records import Run
+
+if TYPE_CHECKING:
+    from inferometer.conduct.engine_library import RunningLibrary
+    from inferometer.conduct.engine_server import RunningServer
+    from inferometer.report.engines_view import CampaignView
+
+    Running = RunningServer | RunningLibrary
+    """An engine that is ready."""
 
 _SCRATCH = ".scratch"
 """Folder of runs that are not part of the campaign: warm-ups, and completions of the sample."""
 
 
-class Running(Protocol):
-    """An engine that is ready: a server, or a library in a process of its own."""
-
-    startup: StartUp
-    facts: dict[str, str]
-    version: str
-    """Empty: the engine does not report it, or the server was asked before."""
-    can_reset: bool
-    profiler: tuple[str, str]
-
-    @property
-    def log_tail(self) -> tuple[str, ...]: ...
-    def config(self, level: Level, salt: str, repeat: int) -> Config: ...
-    def measure(self, config: Config, level: Level, show: conduct.Show | None) -> tuple[Run, float | None]: ...
-    def complete(self, sample: Path, count: int, tokens: int, folder: Path) -> list[Output]: ...
-    def warm_up(self, count: int, most: int, folder: Path) -> None: ...
-    def reset_cache(self) -> bool: ...
-    def call_profiler(self, hook: str) -> None: ...
-    def check_alive(self) -> None: ...
-
-
-class View(Protocol):
-    """Shows how the campaign goes (report/engines_view.py)."""
-
-    def planned(self, names: Sequence[str], levels: Sequence[Sequence[Level]], rounds: int, folder: Path) -> None: ...
-    def starting(self, name: str, round: int) -> None: ...
-    def ready(self, name: str, startup: StartUp) -> None: ...
-    def doing(self, name: str, what: str) -> None: ...
-    def measuring(self, name: str, level: Level) -> conduct.Show | None: ...
-    def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
-    def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
-    def stopped(self, name: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def over(self) -> None: ...
-
-
-def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> Path:
+def run_campaign(campaign: Campaign, view: "CampaignView", resume: Path | None = None) -> Path:
     """Measure all engines; return the folder. After a Ctrl-C, it returns with what is finished, and the record says so."""
     specs = variants(campaign)
     for spec in specs:
@@ -77,12 +48,12 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
     view.planned([spec.name for spec in specs], levels, campaign.repeat, folder)
     try:
         with terminable():
+            for number in range(campaign.repeat):
+                for spec in specs if number % 2 == 0 else reversed(specs):
+                    _measure_engine(campaign, spec, number, book, view)
             if campaign.encoder is not None:
-                _measure_encoders(campaign, specs, book, view)
-            else:
-                for number in range(campaign.repeat):
-                    for spec in specs if number % 2 == 0 else reversed(specs):
-                        _measure_engine(campaign, spec, number, book, view)
+                for each in encoders.compared(book.record.engines, folder):
+                    book.replace(each)
             book.write(interrupted=False)
     except KeyboardInterrupt:
         book.write(interrupted=True)
@@ -93,31 +64,43 @@ def run_campaign(campaign: Campaign, view: View, resume: Path | None = None) -> 
     return folder
 
 
-def _measure_encoders(campaign: Campaign, specs: Sequence[EngineSpec], book: CampaignBook, view: View) -> None:
-    from inferometer.conduct.encoders import measure_encoders  # noqa: PLC0415 - few campaigns need it
-
-    for each in measure_encoders(campaign, specs, book.folder, view.line, book.record.engines, book.replace):
-        book.replace(each)
-
-
-def _measure_engine(campaign: Campaign, spec: EngineSpec, number: int, book: CampaignBook, view: View) -> None:
+def _measure_engine(
+    campaign: Campaign, spec: EngineSpec, number: int, book: CampaignBook, view: "CampaignView"
+) -> None:
     """One engine in one round: what is not finished yet."""
-    pending = book.pending(spec, number)
-    if not pending:
+    encoder = campaign.encoder
+    sizes = encoders.pending_sizes(encoder, book[spec.name], number) if encoder is not None else []
+    levels = book.pending(spec, number) if encoder is None else []
+    if not (sizes or levels):
         return
     view.starting(spec.name, number)
     try:
-        for _ in range(campaign.startup.repeat - 1 if not book[spec.name].starts else 0):
-            with _opened(campaign, spec, book) as engine:
-                book.add_start(spec.name, engine.startup)
-        with _opened(campaign, spec, book) as engine:
-            book.add_start(spec.name, engine.startup)
-            view.ready(spec.name, engine.startup)
-            _measure_levels(campaign, spec, number, pending, engine, book, view)
+        if sizes:
+            encoders.measure_encoder(campaign, spec, number, sizes, book, view)
+        else:
+            _measure_server(campaign, spec, number, levels, book, view)
     except EngineError as error:
         book.fail(spec.name, error)
         view.failed(spec.name, error.reason, error.line, error.log_tail)
     view.stopped(spec.name)
+
+
+def _measure_server(
+    campaign: Campaign,
+    spec: EngineSpec,
+    number: int,
+    pending: Sequence[Level],
+    book: CampaignBook,
+    view: "CampaignView",
+) -> None:
+    """Start an engine, more often than once if the campaign asks for that, and measure the levels."""
+    for _ in range(campaign.startup.repeat - 1 if not book[spec.name].starts else 0):
+        with _opened(campaign, spec, book) as engine:
+            book.add_start(spec.name, engine.startup)
+    with _opened(campaign, spec, book) as engine:
+        book.add_start(spec.name, engine.startup)
+        view.ready(spec.name, engine.startup)
+        _measure_levels(campaign, spec, number, pending, engine, book, view)
 
 
 def _measure_levels(
@@ -125,9 +108,9 @@ def _measure_levels(
     spec: EngineSpec,
     number: int,
     pending: Sequence[Level],
-    engine: Running,
+    engine: "Running",
     book: CampaignBook,
-    view: View,
+    view: "CampaignView",
 ) -> None:
     scratch = book.folder / _SCRATCH
     book.change(spec.name, facts=engine.facts, version=engine.version or book[spec.name].version)
@@ -162,9 +145,9 @@ def _measure_level(
     spec: EngineSpec,
     level: Level,
     number: int,
-    engine: Running,
+    engine: "Running",
     book: CampaignBook,
-    view: View,
+    view: "CampaignView",
     hooks: tuple[str, str] = ("", ""),
 ) -> None:
     """Measure one level and record it, also when it fails."""
@@ -202,7 +185,7 @@ def _measure_level(
     engine.check_alive()
 
 
-def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: CampaignBook, view: View) -> None:
+def _profile(campaign: Campaign, spec: EngineSpec, engine: "Running", book: CampaignBook, view: "CampaignView") -> None:
     """Measure one level again while the engine's own profiler runs."""
     assert campaign.profile is not None
     hooks = (campaign.profile.start or engine.profiler[0], campaign.profile.stop or engine.profiler[1])
@@ -218,7 +201,7 @@ def _profile(campaign: Campaign, spec: EngineSpec, engine: Running, book: Campai
 
 
 @contextlib.contextmanager
-def _opened(campaign: Campaign, spec: EngineSpec, book: CampaignBook) -> Iterator[Running]:
+def _opened(campaign: Campaign, spec: EngineSpec, book: CampaignBook) -> "Iterator[Running]":
     """Start the engine. Its first start of the campaign is cold: the model's files are dropped from the page cache."""
     is_cold = not book[spec.name].starts
     dropped = is_cold and model_files.drop_from_page_cache(spec.model or campaign.model)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from inferometer import __version__, manifest, workload
-from inferometer.campaign import FILE, CampaignRecord, DeviceFacts, EngineRecord, LevelRecord, StartUp
+from inferometer.campaign import CampaignRecord, DeviceFacts, EngineRecord, LevelRecord, StartUp
 from inferometer.conduct.campaign_reading import read_record
 from inferometer.conduct.engine_server import prompts_of, sample_row
 from inferometer.config.engines import Campaign, EngineSpec, Level, level_config, levels_of
@@ -20,7 +20,7 @@ from inferometer.engines.launching import EngineError
 from inferometer.errors import UserError
 from inferometer.observe.gpu import gpu_names
 from inferometer.printable import REMOVED
-from inferometer.store.folder import atomic_file
+from inferometer.store.folder import CAMPAIGN, atomic_file
 
 SAMPLE = "sample.jsonl"
 """The prompts that every engine completes, in the folder of the campaign."""
@@ -61,7 +61,7 @@ class CampaignBook:
         self._write()
 
     def __getitem__(self, name: str) -> EngineRecord:
-        return next(each for each in self.record.engines if each.name == name)
+        return self.record.engines[self.index(name)]
 
     def pending(self, spec: EngineSpec, number: int) -> list[Level]:
         """The levels of this round that are not measured; none if the engine has failed."""
@@ -70,6 +70,10 @@ class CampaignBook:
             return []
         done = {(each.by, each.level) for each in known.levels if each.repeat == number and not each.is_profiled}
         return [level for level in levels_of(self._campaign, spec) if (level.by, level.value) not in done]
+
+    def index(self, name: str) -> int:
+        """The place of an engine in the campaign."""
+        return next(index for index, each in enumerate(self.record.engines) if each.name == name)
 
     def change(self, name: str, **changes: Any) -> None:
         self.replace(msgspec.structs.replace(self[name], **changes))
@@ -98,10 +102,12 @@ class CampaignBook:
         for each in self.record.engines:
             if each.status == "failed":
                 levels = tuple(level for level in each.levels if level.run and not level.error)
-                self.change(each.name, status="pending", reason="", message="", log_tail=(), levels=levels)
+                sizes = tuple(size for size in each.encoder if size.seconds)
+                again: dict[str, Any] = {"status": "pending", "reason": "", "message": "", "log_tail": ()}
+                self.change(each.name, **again, levels=levels, encoder=sizes)
 
     def _write(self) -> None:
-        with atomic_file(self.folder / FILE) as partial:
+        with atomic_file(self.folder / CAMPAIGN) as partial:
             partial.write_bytes(msgspec.json.format(msgspec.json.encode(self.record), indent=1) + b"\n")
 
 

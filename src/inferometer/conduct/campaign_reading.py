@@ -9,25 +9,21 @@ import msgspec
 from inferometer.analysis.agreement import Encode
 from inferometer.analysis.engine_results import EngineResults, summarise_campaign
 from inferometer.analysis.summary import Summary
-from inferometer.campaign import FILE, CampaignRecord
+from inferometer.campaign import CampaignRecord
 from inferometer.conduct.saving import Changes, open_run
 from inferometer.errors import UserError
 from inferometer.records import Run
+from inferometer.store.folder import CAMPAIGN
 from inferometer.workload import tokenizer
-
-
-def is_campaign(folder: Path) -> bool:
-    """Whether the folder holds a comparison of engines."""
-    return (folder / FILE).is_file()
 
 
 def read_record(folder: Path) -> CampaignRecord:
     """Read campaign.json. Raises UserError when it cannot be read."""
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=CampaignRecord)
+        return msgspec.json.decode((folder / CAMPAIGN).read_bytes(), type=CampaignRecord)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(
-            f"{folder / FILE}: cannot be read: {error}",
+            f"{folder / CAMPAIGN}: cannot be read: {error}",
             "give the folder of a comparison of engines; its runs can be reported one by one",
         ) from None
 

@@ -2,18 +2,19 @@
 
 import math
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from inferometer import records, store, workload
+from inferometer import records, workload
 from inferometer.analysis.slo_expression import parse_all
 from inferometer.analysis.slo_presets import PRESETS
 from inferometer.analysis.slo_result import SloResult
 from inferometer.analysis.summary import Summary
+from inferometer.analysis.sweep import MeasuredCell
 from inferometer.apis import APIS
-from inferometer.capacity_search.judgement import Look
 from inferometer.capacity_search.objectives import ClassObjectives, Objectives, excess, is_counted
 from inferometer.capacity_search.probe_verdict import ProbeTest, plan_of
 from inferometer.capacity_search.result import Capacity, Probe
@@ -21,16 +22,19 @@ from inferometer.capacity_search.search import bracket, following
 from inferometer.capacity_search.served import Lengths, served_rate
 from inferometer.capacity_search.trials import Bracket, By, Goal, Request, Trial
 from inferometer.conduct.capacity_probe import Watch, record
-from inferometer.conduct.measuring import measure, measure_to_end
-from inferometer.conduct.uploading import discard_if_unused, mark, prepare
+from inferometer.conduct.experiment import Cell, Experiment, RunList, measure_cells, new_experiment
+from inferometer.conduct.measuring import measure_to_end
 from inferometer.config.data.mix import Mix
 from inferometer.config.fields import RampUp, Seconds
 from inferometer.config.loads import Closed, Poisson
 from inferometer.config.schema import Config
 from inferometer.config.secret import without_password
 from inferometer.errors import UserError
-from inferometer.records import Manifest, Run, Snapshot
+from inferometer.records import Manifest, Run
 from inferometer.units import format_seconds
+
+if TYPE_CHECKING:
+    from inferometer.report.capacity_view import SearchView
 
 _OVERHEAD = 1.5
 """Seconds for starting the client and storing the records of a probe."""
@@ -43,6 +47,8 @@ _RESPONSES, _FEWEST = 16.0, 2.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a search. The table of options checks the values (options.py)."""
+
     by: By = "rate"
     budget: float | None = None
     """Seconds. None: two minutes, or more if responses take too long for that."""
@@ -54,20 +60,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The level that must hold: where the search starts, unless `start` is given."""
 
 
-class View(Protocol):
-    """Shows how the search goes (report/capacity_view.py)."""
-
-    def planned(self, goal: Goal, objectives: Objectives, unloaded: float, asked_budget: float | None) -> None: ...
-
-    def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
-
-    def progress(self, snapshot: Snapshot, look: Look | None) -> None: ...
-
-    def probed(self, probe: Probe, found: Bracket) -> None: ...
-
-    def over(self) -> None: ...
-
-
 def with_objectives(config: Config) -> Config:
     """The config with the default objectives, if it has none: the preset chat, and inference for tensor servers."""
     if config.slos or any(_class_slos(config)):
@@ -76,7 +68,7 @@ def with_objectives(config: Config) -> Config:
     return msgspec.structs.replace(config, slo=[preset])
 
 
-def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manifest]:
+def find(config: Config, options: Options, view: "SearchView") -> tuple[Capacity, Manifest]:
     """Search for the capacity; return it and the manifest of the last probe.
 
     Ctrl-C ends the search with what was found so far, if a probe is complete. So does a server that no longer responds.
@@ -91,23 +83,13 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
             "there is no objective to hold", "give --slo, such as --slo chat or --slo 'ttft.p90 < 1s'", "slo"
         )
     started = time.monotonic()
-    config, upload = prepare(config)
-    folder = store.new_folder(config.output)
-    mark(folder, upload)
-    config = msgspec.structs.replace(
-        config,
-        output=str(folder),
-        slo=[str(one) for one in objectives],
-        client=msgspec.structs.replace(config.client, grace=Seconds(0.1)),
-    )
-    prober = _Prober(config, options, required, view)
-    try:
-        was_interrupted = prober.search()
-    finally:
-        discard_if_unused(folder)
+    client = msgspec.structs.replace(config.client, grace=Seconds(0.1))
+    config = msgspec.structs.replace(config, slo=[str(one) for one in objectives], client=client)
+    with new_experiment(config, RunList(kind="capacity")) as experiment:
+        prober = _Prober(config, options, required, view)
+        was_interrupted = prober.search(experiment)
     if not prober.probes:
         raise KeyboardInterrupt
-    store.point_latest(folder)
     last, goal = prober.last, prober.goal
     assert last is not None and goal is not None
     found = bracket(goal, prober.trials)
@@ -129,7 +111,7 @@ def find(config: Config, options: Options, view: View) -> tuple[Capacity, Manife
         has_text=APIS[config.server.api].response == "text",
         batch=_whole(batch.get("batch")) if isinstance(batch, dict) else None,
         interrupted=was_interrupted,
-        folder=str(folder),
+        folder=str(experiment.folder),
         at_least=options.at_least,
         ended_by=prober.ended_by,
         has_sessions=workload.has_sessions(config.data),
@@ -183,7 +165,7 @@ def _limit(probes: Sequence[Probe], found: Bracket) -> str | None:
 class _Prober:
     """Makes the probes of one search."""
 
-    def __init__(self, config: Config, options: Options, objectives: Objectives, view: View) -> None:
+    def __init__(self, config: Config, options: Options, objectives: Objectives, view: "SearchView") -> None:
         self._config, self._options, self._objectives, self._view = config, options, objectives, view
         self._started = time.monotonic()
         self._known: records.Probe | None = None
@@ -196,16 +178,12 @@ class _Prober:
         self.last: Run | None = None
         self.ended_by = ""
 
-    def search(self) -> bool:
+    def search(self, experiment: Experiment) -> bool:
         """Probe until the search is over; return whether it was interrupted."""
         try:
-            self.goal = goal = self._goal(self._unloaded())
+            self.goal = goal = self._goal(self._unloaded(experiment))
             self._view.planned(goal, self._objectives, goal.unloaded, self.asked_budget)
-            while (request := following(goal, self.trials)) is not None:
-                self._view.probing(request, self.trials)
-                if not self._probe(goal, request):
-                    return True
-                self._view.probed(self.probes[-1], bracket(goal, self.trials))
+            measure_cells(experiment, partial(self._probes, goal))
         except KeyboardInterrupt:
             return True
         except UserError as error:  # such as a server that the load has brought down
@@ -214,11 +192,12 @@ class _Prober:
             self.ended_by = error.line
         finally:
             self._view.over()
-        return False
+        return experiment.listed.interrupted
 
-    def _unloaded(self) -> dict[str, float]:
+    def _unloaded(self, experiment: Experiment) -> dict[str, float]:
         """How long a request takes without load, by metric, as the first requests show that any run sends."""
-        run, summary = measure_to_end(msgspec.structs.replace(self._config, load=Closed(concurrency=1, requests=1)))
+        first = Closed(concurrency=1, requests=1)
+        run, summary = measure_to_end(msgspec.structs.replace(self._config, load=first, output=str(experiment.folder)))
         self.last, self._known = run, run.manifest.probe
         if self._known.failure:
             raise UserError(
@@ -259,31 +238,37 @@ class _Prober:
             overhead=_OVERHEAD,
         )
 
-    def _probe(self, goal: Goal, request: Request) -> bool:
-        """Make one probe; return False if the user interrupted it."""
-        started = time.monotonic()
-        plan = plan_of(goal, request)
-        residences = [trial.residence for trial in self.trials if trial.residence]
-        test = ProbeTest(request, plan, self._objectives, max([goal.unloaded, *residences[-1:]]))
-        until = goal.budget - sum(trial.seconds for trial in self.trials) - goal.overhead
-        watch = Watch(test, request.seconds, self._view.progress, until)
-        config = msgspec.structs.replace(
-            self._config, load=_load(goal, request), seed=self._config.seed + len(self.trials) + 1
-        )
-        run, summary = measure(config, None, watch, self._known)
-        self.last = run
-        if run.manifest.outcome.interrupted and not watch.has_stopped:
-            return False
-        rows = run.records.rows
-        self._lengths.add(rows)
-        found = test.verdict(rows, run.records.failures, self._others(summary))
-        served = served_rate(rows, self._lengths.tokens, watch.ended_at or request.seconds)
-        trial = test.trial(found, time.monotonic() - started, served)
-        self.trials.append(trial)
-        after = bracket(goal, self.trials)
-        probe = record(trial, found, summary, run)
-        self.probes.append(msgspec.structs.replace(probe, at=started - self._started, low=after.low, high=after.high))
-        return True
+    def _probes(self, goal: Goal, measured: list[MeasuredCell]) -> Iterator[Cell]:
+        """Each probe is chosen by what the earlier ones have shown."""
+        while (request := following(goal, self.trials)) is not None:
+            self._view.probing(request, self.trials)
+            started = time.monotonic()
+            plan = plan_of(goal, request)
+            residences = [trial.residence for trial in self.trials if trial.residence]
+            test = ProbeTest(request, plan, self._objectives, max([goal.unloaded, *residences[-1:]]))
+            until = goal.budget - sum(trial.seconds for trial in self.trials) - goal.overhead
+            watch = Watch(test, request.seconds, self._view.progress, until)
+            seed = self._config.seed + len(self.trials) + 1
+            yield Cell(
+                settings={"purpose": request.purpose, "level": request.level},
+                config=msgspec.structs.replace(self._config, load=_load(goal, request), seed=seed),
+                watch=watch,
+                probe=self._known,
+                ended_itself=lambda watch=watch: watch.has_stopped,  # type: ignore[misc]
+            )
+            _, run, summary = measured.pop()
+            self.last = run
+            rows = run.records.rows
+            self._lengths.add(rows)
+            found = test.verdict(rows, run.records.failures, self._others(summary))
+            served = served_rate(rows, self._lengths.tokens, watch.ended_at or request.seconds)
+            trial = test.trial(found, time.monotonic() - started, served)
+            self.trials.append(trial)
+            after = bracket(goal, self.trials)
+            probe = record(trial, found, summary, run)
+            probe = msgspec.structs.replace(probe, at=started - self._started, low=after.low, high=after.high)
+            self.probes.append(probe)
+            self._view.probed(probe, after)
 
     def _others(self, summary: Summary) -> list[SloResult]:
         """The results for objectives that are not judged by counting: means, rates, and gaps between chunks."""

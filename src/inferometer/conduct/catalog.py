@@ -9,70 +9,29 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from inferometer.analysis import settings
-from inferometer.campaign import FILE as CAMPAIGN
-from inferometer.conduct.comparing import PAIRS
+from inferometer.conduct.experiment import kind_in
 from inferometer.conduct.remote import cache_folder, fetch_new, is_safe
 from inferometer.conduct.saving import DRAFT, SPOOL
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError
 from inferometer.records import Manifest
 from inferometer.report.capacity import headline
-from inferometer.report.capacity_output import FILE as CAPACITY
-from inferometer.report.capacity_output import read as read_capacity
+from inferometer.report.capacity_export import read as read_capacity
 from inferometer.report.formatting import describe_load, describe_target
+from inferometer.report.runs_table import Entry, Latency, State
 from inferometer.store import draft as drafts
-from inferometer.store.folder import MANIFEST, SUMMARY, SWEEP
+from inferometer.store.folder import LISTS, MANIFEST, RUNS, SUMMARY
 from inferometer.store.objects import connect
 from inferometer.store.upload import read_upload
 
-Kind = Literal["run", "repeats", "sweep", "ab", "capacity", "engines"]
-State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
-STATES = ("complete", "incomplete", "running", "not uploaded", "damaged")
-_READ = {MANIFEST, SUMMARY, SWEEP, PAIRS, CAPACITY, CAMPAIGN}
+_READ = {MANIFEST, SUMMARY, RUNS, *LISTS}
 _NAME = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{4,}(?:-part\d+-[0-9a-f]{4})?")
 _THREADS = 8
-
-
-class Latency(msgspec.Struct, frozen=True):
-    """Percentiles in seconds: "inf" if too many requests failed, None if there are no values."""
-
-    p50: float | Literal["inf"] | None = None
-    p99: float | Literal["inf"] | None = None
-    supported: dict[str, bool] = {}
-    """Whether there are enough values for them."""
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or several runs in one folder."""
-
-    name: str
-    folder: str
-    """Its folder or URL."""
-    kind: Kind = "run"
-    state: State
-    started: str = ""
-    """ISO 8601, in UTC; "" if it is not known."""
-    model: str = ""
-    server: str = ""
-    load: str = ""
-    """The load of a run, or the result of a search for the capacity."""
-    verdict: str = ""
-    """VALID or INVALID; of several runs: how many are which, such as `3 VALID, 1 INVALID`."""
-    runs: int = 1
-    requests: int | None = None
-    """How many succeeded."""
-    failed: int | None = None
-    rate: float | None = None
-    """Requests completed per second."""
-    output_tokens: float | None = None
-    """Tokens generated per second."""
-    ttft: Latency = Latency()
-    e2e: Latency = Latency()
 
 
 class _Counts(msgspec.Struct):
@@ -162,10 +121,12 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
     def has(*parts: str) -> bool:
         return folder.joinpath(*parts).exists() if objects is None else "/".join(parts) in objects
 
-    kinds: dict[str, Kind] = {SWEEP: "sweep", PAIRS: "ab", CAPACITY: "capacity", CAMPAIGN: "engines"}
-    kind = next((kinds[name] for name in kinds if has(name)), None)
-    inner = _inner(folder, objects) if kind is not None or not (has(MANIFEST) or has(SPOOL, DRAFT)) else []
-    if kind is None and not inner:
+    try:
+        kind = kind_in(folder)
+    except UserError:
+        kind = "repeats"
+    inner = _inner(folder, objects) if kind or not (has(MANIFEST) or has(SPOOL, DRAFT)) else []
+    if not (kind or inner):
         return _run(folder, shown, has(MANIFEST))
     runs = [_run(folder / name, f"{shown}/{name}", has(name, MANIFEST)) for name in inner]
     return _group(folder.name, shown, kind or "repeats", runs, _answer(folder) if kind == "capacity" else "")
@@ -174,7 +135,7 @@ def _entry(folder: Path, shown: str, objects: set[str] | None = None) -> Entry:
 def _answer(folder: Path) -> str:
     """What a search for the capacity found, such as `holds 12.5 requests/s (12 to 13)`; "" if its file cannot be read."""
     try:
-        return headline(read_capacity(str(folder))[0])
+        return headline(read_capacity(folder).found)
     except UserError:
         return ""
 
@@ -190,7 +151,7 @@ def _inner(folder: Path, objects: set[str] | None) -> list[str]:
     )
 
 
-def _group(name: str, shown: str, kind: Kind, runs: Sequence[Entry], load: str) -> Entry:
+def _group(name: str, shown: str, kind: str, runs: Sequence[Entry], load: str) -> Entry:
     states = [run.state for run in runs]
     worst: State = next((state for state in ("running", "damaged", "incomplete") if state in states), "complete")
     verdicts = Counter(run.verdict for run in runs if run.verdict)

@@ -10,23 +10,13 @@ from inferometer.analysis.comparable import STAGES_DIFFER, doubts, unusable
 from inferometer.analysis.comparison import Compared, Side, by_seed, compare
 from inferometer.analysis.fail_if import FailIf
 from inferometer.analysis.fail_if import parse as parse_condition
+from inferometer.conduct.experiment import Experiment, kind_in, open_experiment, read_list
+from inferometer.conduct.pairs import pairs_of
 from inferometer.conduct.remote import fetched, local_names
 from inferometer.conduct.saving import open_run
 from inferometer.config.storage import is_remote
 from inferometer.errors import UserError
-from inferometer.store.folder import MANIFEST
-
-PAIRS = "pairs.json"
-"""In a folder of `inferometer ab`: which runs belong together."""
-
-
-class PairList(msgspec.Struct, frozen=True):
-    """The pairs of a folder of `inferometer ab`: names of the runs' folders, A's and B's."""
-
-    a: str
-    b: str
-    """The URLs."""
-    pairs: list[tuple[str, str]]
+from inferometer.store.folder import MANIFEST, RUNS
 
 
 def parse_conditions(texts: Sequence[str]) -> tuple[FailIf, ...]:
@@ -38,8 +28,8 @@ def compare_stored(names: Sequence[str], conditions: Sequence[FailIf] = (), forc
     """Compare each side with the first. A name is a run's folder, a folder of repeated runs, a glob, or a folder of pairs."""
     if len(names) == 1:
         names = local_names(names)
-    if len(names) == 1 and has_pairs(Path(names[0])):
-        return [compare_pairs(Path(names[0]), conditions, force)]
+    if len(names) == 1 and kind_in(Path(names[0])) == "ab":
+        return [compare_pairs(open_experiment(Path(names[0])), conditions, force)]
     if len(names) < 2:
         raise UserError(
             "a comparison needs at least two sides", "give two runs, such as inferometer compare runs/A runs/B"
@@ -71,18 +61,10 @@ def compare_sides(
     return Compared(a, b, msgspec.structs.replace(found, notes=notes))
 
 
-def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool = False) -> Compared:
-    """Compare the pairs of a folder of `inferometer ab`. Pairs with an INVALID run are left out unless there is `force`."""
-    try:
-        known = msgspec.json.decode((folder / PAIRS).read_bytes(), type=PairList)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{folder / PAIRS}: cannot be read: {error}", "compare the runs in it by name") from None
-    measured = [tuple(open_run(str(folder / name)) for name in pair) for pair in known.pairs]
-    valid = [
-        pair
-        for pair in measured
-        if all(summary.verdict == "VALID" and not run.manifest.outcome.interrupted for run, summary in pair)
-    ]
+def compare_pairs(experiment: Experiment, conditions: Sequence[FailIf] = (), force: bool = False) -> Compared:
+    """Compare the pairs of `inferometer ab`. Pairs with an INVALID run are left out unless there is `force`."""
+    measured = pairs_of(experiment)
+    valid = [pair for pair in measured if all(summary.verdict == "VALID" for _, summary in pair)]
     left_out = len(measured) - len(valid)
     kept = measured if force else valid
     if not kept:
@@ -90,8 +72,8 @@ def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool =
             check.name for pair in measured for _, summary in pair for check in summary.checks if check.status == "fail"
         )
         why = f": all {len(measured)} have an INVALID run ({', '.join(failed)})" if measured else ""
-        raise UserError(f"{folder}: there is no pair to compare{why}", "measure again, or add --force")
-    a, b = (Side(label, tuple(pair[index] for pair in kept)) for index, label in enumerate((known.a, known.b)))
+        raise UserError(f"{experiment.folder}: there is no pair to compare{why}", "measure again, or add --force")
+    a, b = (Side(label, tuple(pair[index] for pair in kept)) for index, label in enumerate(experiment.listed.sides))
     # Two servers that were named on the command line may well differ in their model: that is a note, not a refusal.
     made = compare_sides(a, b, conditions, True, pairs=len(kept) > 1)
     notes = [note.removeprefix("compared by force: ") for note in made.found.notes]
@@ -101,11 +83,6 @@ def compare_pairs(folder: Path, conditions: Sequence[FailIf] = (), force: bool =
 
 
 # --- which runs a name stands for -----------------------------------------------------------------------------------
-
-
-def has_pairs(folder: Path) -> bool:
-    """Whether this is a folder of `inferometer ab`."""
-    return (folder / PAIRS).exists()
 
 
 def runs_of(name: str) -> list[Path]:
@@ -135,4 +112,6 @@ def runs_in(folder: Path) -> list[Path]:
     """The runs in a folder that is not itself a run; empty if there are none."""
     if not folder.is_dir() or (folder / MANIFEST).exists():
         return []
+    if (folder / RUNS).exists():
+        return [folder / each.run for each in read_list(folder).runs if each.run]
     return sorted(each.parent for each in folder.glob(f"*/{MANIFEST}") if not each.parent.is_symlink())

@@ -1,26 +1,32 @@
-"""The comparison of engines for an encoder: each is loaded, measured at every batch size and length, and ended; then outputs are compared."""
+"""The comparison of engines for an encoder: each is loaded, measured at every batch size and length, and ended; then outputs are compared.
 
+The reference is the first engine with torch and float32; if there is none, the first that has outputs.
+"""
+
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from inferometer.analysis.energy import longest_power_gap, trapezoid
 from inferometer.analysis.output_comparison import compare_outputs
-from inferometer.campaign import EncoderLevel, EngineRecord, Reason, StartUp
+from inferometer.campaign import EncoderLevel, EngineRecord, StartUp
+from inferometer.conduct.campaign_book import CampaignBook
 from inferometer.conduct.observers import resource_observers
 from inferometer.config.engines import Campaign, Encoder, EngineSpec
 from inferometer.config.observe import Observe
-from inferometer.engines.catalog import check_spec
 from inferometer.engines.inprocess.library import Library, start_library
 from inferometer.engines.inprocess.messages import Encoded
 from inferometer.engines.launching import EngineError
-from inferometer.errors import UserError
 from inferometer.observe.observer import Observers
 from inferometer.series import TimeSeries
+
+if TYPE_CHECKING:
+    from inferometer.report.engines_view import CampaignView
 
 OUTPUTS = "outputs"
 """Folder of the encoders' outputs, in the folder of the campaign."""
@@ -29,85 +35,52 @@ _FEWEST_SAMPLES = 3
 _PER_SIZE = 600.0
 """Seconds that all calls of one size may take, besides those that `startup.timeout` allows for compiling."""
 
-Show = Callable[[str], None]
-Keep = Callable[[EngineRecord], None]
+
+def pending_sizes(encoder: Encoder, known: EngineRecord, number: int) -> list[tuple[int, int]]:
+    """The batch sizes and lengths of this round that are not measured; none if the engine has failed."""
+    if known.status == "failed":
+        return []
+    done = {(each.batch, each.length) for each in known.encoder if each.repeat == number}
+    return [size for size in itertools.product(encoder.batch, encoder.length) if size not in done]
 
 
-def measure_encoders(
+def measure_encoder(
     campaign: Campaign,
-    specs: Sequence[EngineSpec],
-    folder: Path,
-    show: Show | None = None,
-    known: Sequence[EngineRecord] = (),
-    keep: Keep | None = None,
-) -> list[EngineRecord]:
-    """Measure an encoder with each engine, and compare the outputs with those of the reference.
-
-    `known` are the records of a campaign that is resumed: rounds that they have are not measured again. `keep` is called with a record
-    whenever a round of its engine is finished.
-
-    The reference is the first engine with torch and float32; if there is none, the first that has outputs. An engine that fails does not
-    keep the others from being measured, nor does a size for which there is too little memory.
-    """
-    tell = show or (lambda _: None)
-    records = list(known) or [_record(spec) for spec in specs]
-    for repeat in range(campaign.repeat):
-        for index, spec in enumerate(specs):
-            own = records[index]
-            if own.status == "failed" or any(level.repeat == repeat for level in own.encoder):
-                continue
-            tell(f"{spec.name}: round {repeat + 1} of {campaign.repeat}" if campaign.repeat > 1 else spec.name)
-            records[index] = _measured(campaign, spec, own, index, repeat, folder, tell)
-            if keep is not None:
-                keep(records[index])
-    return compared(records, folder)
-
-
-def _record(spec: EngineSpec) -> EngineRecord:
-    settings = msgspec.to_builtins(spec) | {"env": sorted(spec.env)}
-    return EngineRecord(name=spec.name, type=spec.type, mode=spec.mode, settings=settings)
-
-
-def _measured(
-    campaign: Campaign, spec: EngineSpec, record: EngineRecord, index: int, repeat: int, folder: Path, tell: Show
-) -> EngineRecord:
-    """Add a round of one engine to its record."""
-    log = record.log or f"engine-{index + 1}.log"
-    changes: dict[str, Any] = {"log": log}
-    levels = list(record.encoder)
+    spec: EngineSpec,
+    number: int,
+    sizes: Sequence[tuple[int, int]],
+    book: CampaignBook,
+    view: "CampaignView",
+) -> None:
+    """Measure the sizes of one round with one engine, and record each. Raises EngineError when the engine fails, or no size can be
+    measured; one for which there is too little memory does not keep the others from being measured."""
+    encoder, record = campaign.encoder, book[spec.name]
+    assert encoder is not None
+    log = book.folder / record.log
+    library = start_library(
+        spec,
+        spec.model or campaign.model,
+        log,
+        log.with_suffix(""),
+        float(campaign.startup.timeout),
+        max_batch=max(encoder.batch),
+        task=encoder.task,
+        config_of=campaign.model,
+    )
     try:
-        check_spec(spec, is_encoder=True)
-        encoder = campaign.encoder or Encoder()
-        library = start_library(
-            spec,
-            spec.model or campaign.model,
-            folder / log,
-            folder / f"engine-{index + 1}",
-            float(campaign.startup.timeout),
-            max_batch=max(encoder.batch),
-            task=encoder.task,
-            config_of=campaign.model,
-        )
-        try:
-            start = StartUp(is_cold=not record.starts, phases=library.phases, ready=library.ready_at)
-            changes |= {"starts": (*record.starts, start), "facts": library.facts}
-            changes["version"] = library.versions.get(spec.type, "")
-            for batch in encoder.batch:
-                for length in encoder.length:
-                    levels.append(_level(campaign, encoder, library, index, (batch, length, repeat), folder))
-                    tell(f"{spec.name}: {in_words(levels[-1])}")
-                    if not library.is_running:
-                        raise EngineError(levels[-1].error, reason="died", log_tail=library.log_tail())
-        finally:
-            library.close()
-        is_any = any(level.seconds for level in levels)
-        changes |= {"status": "ok"} if is_any else {"status": "failed", "reason": "failed", "message": levels[-1].error}
-    except UserError as error:
-        tell(f"{spec.name}: {error.line}")
-        reason = cast("Reason", getattr(error, "reason", "failed"))
-        tail = getattr(error, "log_tail", ())
-        changes |= {"status": "failed", "reason": reason, "message": error.line, "log_tail": tail}
-    return msgspec.structs.replace(record, encoder=tuple(levels), **changes)
+        book.add_start(spec.name, StartUp(is_cold=not record.starts, phases=library.phases, ready=library.ready_at))
+        book.change(spec.name, facts=library.facts, version=library.versions.get(spec.type, ""))
+        for size in sizes:
+            level = _level(campaign, encoder, library, book.index(spec.name), (*size, number), book.folder)
+            book.change(spec.name, encoder=(*book[spec.name].encoder, level))
+            view.line(f"{spec.name}: {in_words(level)}")
+            if not library.is_running:
+                raise EngineError(level.error, reason="died", log_tail=library.log_tail())
+    finally:
+        library.close()
+    if not any(level.seconds for level in book[spec.name].encoder):
+        raise EngineError(level.error)
+    book.change(spec.name, status="ok")
 
 
 def _level(

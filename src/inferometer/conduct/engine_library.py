@@ -29,7 +29,6 @@ _PROFILE = ("start", "stop")
 class RunningLibrary:
     """The engine, ready to be measured."""
 
-    can_reset = False
     profiler = _PROFILE
 
     def __init__(self, campaign: Campaign, spec: EngineSpec, library: Library, startup: StartUp) -> None:

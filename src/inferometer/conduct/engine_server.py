@@ -44,7 +44,6 @@ class RunningServer:
         self.startup = startup
         self.facts: dict[str, str] = {}
         self.version = ""
-        self.can_reset = bool(launch.reset_cache)
         self.profiler = launch.profiler
 
     @property

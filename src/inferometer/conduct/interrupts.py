@@ -29,10 +29,31 @@ def stop_on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         stop()
 
-    earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _handled(handle, signal.SIGINT, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Treat SIGTERM between runs as Ctrl-C, so that what was measured is reported, and servers that were started are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handled(interrupt, signal.SIGTERM):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals in this way while the block runs."""
+    earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            if handler is not None:  # None: it was not set from Python, and cannot be restored
-                signal.signal(number, handler)
+        for number, before in earlier.items():
+            if before is not None:  # None: it was not set from Python, and cannot be restored
+                signal.signal(number, before)

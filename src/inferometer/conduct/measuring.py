@@ -3,11 +3,11 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -50,7 +50,7 @@ from inferometer.probe.connect import Unreachable
 from inferometer.probe.refusal import EveryRequestFailsError
 from inferometer.probe.shared_memory import Portion
 from inferometer.records import Manifest, Outcome, Probe, Run, Snapshot, StagePlan
-from inferometer.report.live import Outline
+from inferometer.report.live import Outline, Show
 from inferometer.store import draft as drafts
 from inferometer.store.draft import Draft
 from inferometer.store.folder import disk_errors
@@ -65,42 +65,6 @@ _STREAMED = ("ttft", "ttft_service", "ttft_content", "tpot")
 """Latencies that only streamed responses have."""
 _SHOW_EVERY_S = 0.25
 """How often the progress of the preparation is shown."""
-
-
-class Show(Protocol):
-    """Shows how a run goes (report/live.py). Inherit from this class: what a view has no use for, it leaves out."""
-
-    def probing(self) -> None:
-        """Show that the server is probed."""
-        return
-
-    def planned(self, outline: Outline) -> None:
-        """Show what will be sent."""
-        return
-
-    def warn(self, line: str) -> None:
-        """Show what will be missing."""
-        return
-
-    def progress(self, snapshot: Snapshot) -> None:
-        """Show the current state of the run."""
-        return
-
-    def waiting(self, observers: Sequence[str]) -> None:
-        """Show which observers the run waits for after its last response."""
-        return
-
-    def uploading(self, line: str) -> None:
-        """Show that the run is uploaded to its bucket; called after `over`."""
-        return
-
-    def over(self) -> None:
-        """End the view."""
-        return
-
-
-class _NoView(Show):
-    """Shows nothing."""
 
 
 Watch = Callable[[Snapshot], Literal["", "end", "stop"]]
@@ -251,7 +215,7 @@ def _measure(
     held: contextlib.ExitStack,
 ) -> tuple[Run, Summary]:
     config, reached, shards = setup.config, setup.reached, setup.shards
-    view = show or _NoView()
+    view = show or Show()
     secrets = words(config.server, reached.secrets, config.data) + observe_words(config)
     try:
         draft = _draft(setup, plan, fleet)

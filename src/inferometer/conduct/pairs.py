@@ -1,146 +1,130 @@
-"""Several runs in one folder: repeats of one config, and interleaved pairs of two.
+"""Repeats of one config, and interleaved pairs of two.
 
 Repeats have a seed each (the config's, plus 0, 1, 2 ...). The runs of a pair share a seed; A goes first in one pair and B in the
 next, so that a machine that becomes slower over time favours neither.
 """
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
-from inferometer import conduct, store
-from inferometer.analysis.comparison import Measured
-from inferometer.conduct.comparing import PAIRS, PairList
+from inferometer.analysis.summary import Measured
+from inferometer.analysis.sweep import MeasuredCell
+from inferometer.conduct.experiment import Cell, Experiment, Note, RunList, measure_cells, new_experiment
 from inferometer.conduct.server_process import started
-from inferometer.conduct.uploading import discard_if_unused, mark, prepare
+from inferometer.config.grid import projected_seconds
 from inferometer.config.schema import Config
+from inferometer.config.secret import without_password
 from inferometer.errors import UserError
 from inferometer.probe.reach import reach
 from inferometer.report import formatting
-from inferometer.store.folder import atomic_file
-
-Note = Callable[[int, int, str], conduct.Show | None]
-"""Called before each run with its number, the number of runs and its side; returns what shows the run, if anything."""
-
+from inferometer.units import format_seconds
 
 Ended = Callable[[str], None]
-"""Called after each run with its verdict in a line."""
+"""Called after each run of a pair with its verdict in a line."""
 
 
-class Starter(msgspec.Struct, frozen=True):
-    """How to start a side's server: a shell command, and how long to wait until it responds."""
+class Subject(msgspec.Struct, frozen=True):
+    """One of the two servers that are compared."""
 
-    command: str
-    patience: float
+    name: str
+    config: Config
+    command: str | None = None
+    """A shell command that starts the server for each of its runs; None: it is running."""
+    patience: float = 0.0
+    """Seconds until a started server must respond."""
+
+    @contextlib.contextmanager
+    def running(self, log: Path) -> Iterator[None]:
+        """The server while the block runs, if it is to be started."""
+        if self.command is None:
+            yield
+            return
+        with started(self.command, self.config.server, log, self.patience):
+            yield
 
 
-def repeat(config: Config, count: int, note: Note) -> tuple[Path, list[Measured]]:
+def repeat(config: Config, count: int, note: Note) -> Experiment:
     """Run a config several times, with fresh seeds. Ends early after a Ctrl-C, without the run that it interrupted."""
-    measured: list[Measured] = []
-    with folder_for_runs(config) as folder:
+
+    def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:
         for number in range(count):
-            try:
-                one = _run(config, folder, number, note(number + 1, count, ""))
-            except KeyboardInterrupt:  # before its first request
-                if not measured:
-                    raise
-                break
-            is_interrupted = one[0].manifest.outcome.interrupted
-            if not (is_interrupted and measured):
-                measured.append(one)
-            if is_interrupted:
-                break
-    return folder, measured
+            seed = config.seed + number
+            again = msgspec.structs.replace(config, seed=seed)
+            yield Cell(settings={"seed": seed}, config=again, line=f"run {number + 1} of {count}")
+
+    with new_experiment(config, RunList(kind="repeats")) as experiment:
+        measure_cells(experiment, choose, note)
+    return experiment
 
 
 def measure_pairs(
-    sides: Sequence[tuple[str, Config, Starter | None]], count: int, note: Note, ended: Ended, force: bool = False
-) -> tuple[Path, int]:
-    """Measure pairs of runs; `sides` are A's and B's URL, config and starter. Returns the folder and how many pairs it has.
+    subjects: Mapping[str, Subject], count: int, note: Note, ended: Ended, force: bool = False
+) -> Experiment:
+    """Measure pairs of runs of the subjects "A" and "B". After a Ctrl-C, it returns with what was measured.
 
     Raises UserError before the first run if one of two running servers cannot be measured, and after two pairs if a check failed in both
-    of them on the same side, unless there is `force`: the further pairs would be left out, too. After a Ctrl-C it returns with the pairs that are complete.
+    of them on the same side, unless there is `force`: the further pairs would be left out, too.
     """
-    pairs: list[tuple[str, str]] = []
-    failed: list[dict[tuple[str, str], str]] = []
-    for _, config, starter in sides:
-        if starter is None:
-            reach(config.server)
-    with folder_for_runs(sides[0][1]) as folder, terminable(), contextlib.suppress(KeyboardInterrupt):
-        for number in range(count):
-            names: dict[int, str] = {}
-            failed.append({})
-            for position, index in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
-                _, config, starter = sides[index]
-                show = note(2 * number + position + 1, 2 * count, "AB"[index])
-                with _server(starter, config, folder / f"server-{'ab'[index]}.log"):
-                    run, summary = _run(config, folder, number, show)
-                if run.manifest.outcome.interrupted:
-                    raise KeyboardInterrupt
-                failing = {check.name: check.message for check in summary.checks if check.status == "fail"}
-                failed[-1] |= {("AB"[index], check): message for check, message in failing.items()}
-                why = next((f"{check}: {message}" for check, message in failing.items()), "")
-                ended(
-                    f"{summary.verdict} · {why or f'{formatting.rate(summary.throughput.requests or 0, 4)} requests/s'}"
-                )
-                names[index] = run.folder.name
-            pairs.append((names[0], names[1]))
-            _write(folder, PairList(sides[0][0], sides[1][0], pairs))
-            if number == 1 < count - 1 and not force and (lasting := [key for key in failed[0] if key in failed[1]]):
-                side, name = lasting[0]
-                raise UserError(
-                    f"{folder}: stopped after 2 of {count} pairs: {side} is INVALID in both: {name}: {failed[1][lasting[0]]}",
-                    "remove the cause and measure again, or add --force",
-                )
-    return folder, len(pairs)
+    for subject in subjects.values():
+        if subject.command is None:
+            reach(subject.config.server)
+
+    def choose(measured: list[MeasuredCell]) -> Iterator[Cell]:
+        began, of = time.monotonic(), 2 * count
+        for index in range(of):
+            pair, side = index // 2, "AB"[(index // 2 + index) % 2]
+            subject = subjects[side]
+            per_run = (time.monotonic() - began) / index if index else projected_seconds(subject.config)
+            left = f" · about {format_seconds(round(per_run * (of - index)))} left" if per_run else ""
+            yield Cell(
+                settings={"pair": pair, "side": side},
+                config=msgspec.structs.replace(subject.config, seed=subject.config.seed + pair),
+                line=f"run {index + 1} of {of} · {side} {without_password(subject.config.server.urls[0])}{left}",
+                around=lambda folder, side=side, subject=subject: subject.running(
+                    folder / f"server-{side.lower()}.log"
+                ),  # type: ignore[misc]
+            )
+            ended(_outcome(measured[-1]))
+            if index == 3 and of > 4 and not force:
+                _check_lasting(measured, count)
+
+    with new_experiment(
+        subjects["A"].config, RunList(kind="ab", sides=tuple(each.name for each in subjects.values()))
+    ) as new:
+        measure_cells(new, choose, note)
+    return new
 
 
-@contextlib.contextmanager
-def folder_for_runs(config: Config) -> Iterator[Path]:
-    """A folder for several runs; if nothing was stored in it, it is removed.
-
-    If the output is a bucket, it must be writable; whoever calls this uploads the folder at the end (uploading.finish).
-    """
-    config, upload = prepare(config)
-    folder = store.new_folder(config.output)
-    mark(folder, upload)
-    try:
-        yield folder
-    finally:
-        discard_if_unused(folder)
+def _outcome(measured: MeasuredCell) -> str:
+    """The verdict of a run in a line, with the reason or the rate."""
+    _, _, summary = measured
+    why = next((f"{check.name}: {check.message}" for check in summary.checks if check.status == "fail"), "")
+    return f"{summary.verdict} · {why or f'{formatting.rate(summary.throughput.requests or 0, 4)} requests/s'}"
 
 
-def _run(config: Config, folder: Path, number: int, show: conduct.Show | None) -> Measured:
-    config = msgspec.structs.replace(config, output=str(folder), seed=config.seed + number)
-    measured = conduct.measure(config, show)
-    store.point_latest(folder)
-    return measured
+def _check_lasting(measured: Sequence[MeasuredCell], count: int) -> None:
+    """Raise UserError if a check failed in both of the first two pairs on the same side."""
+    failed: list[dict[tuple[str, str], str]] = [{}, {}]
+    for settings, _, summary in measured:
+        failing = {check.name: check.message for check in summary.checks if check.status == "fail"}
+        failed[settings["pair"]] |= {(settings["side"], name): message for name, message in failing.items()}
+    lasting = next((key for key in failed[0] if key in failed[1]), None)
+    if lasting is not None:
+        side, name = lasting
+        raise UserError(
+            f"{measured[0][1].folder.parent}: stopped after 2 of {count} pairs: {side} is INVALID in both: {name}: {failed[1][lasting]}",
+            "remove the cause and measure again, or add --force",
+        )
 
 
-def _server(starter: Starter | None, config: Config, log: Path) -> contextlib.AbstractContextManager[None]:
-    if starter is None:
-        return contextlib.nullcontext()
-    return started(starter.command, config.server, log, starter.patience)
-
-
-def _write(folder: Path, known: PairList) -> None:
-    with atomic_file(folder / PAIRS) as partial:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Treat SIGTERM between the runs as Ctrl-C, so that servers that were started are ended."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    earlier = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, earlier)
+def pairs_of(experiment: Experiment) -> list[tuple[Measured, Measured]]:
+    """The pairs that are complete, each with A's run first."""
+    pairs: dict[int, dict[str, Measured]] = {}
+    for settings, run, summary in experiment.measured:
+        if not run.manifest.outcome.interrupted:
+            pairs.setdefault(settings["pair"], {})[settings["side"]] = run, summary
+    return [(pair["A"], pair["B"]) for pair in pairs.values() if len(pair) == 2]

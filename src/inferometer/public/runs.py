@@ -49,17 +49,15 @@ def run(
     ended, and may be made in any thread. In the main thread, Ctrl-C and SIGTERM end the run early; elsewhere they are left alone.
     Raises Error when the config is not right or the server cannot be reached. An INVALID run is not an error: see `Run.valid`.
     """
-    from inferometer.report.exporters import EXPORTERS  # noqa: PLC0415 - with the live view, this imports the terminal's code
-    from inferometer.report.live import LiveView  # noqa: PLC0415
-    from inferometer.report.output import with_file_exports, write_file  # noqa: PLC0415
+    from inferometer.report.live import LiveView  # noqa: PLC0415 - this imports the terminal's code
+    from inferometer.report.output import RUN, RunReport, with_file_exports, write_exports  # noqa: PLC0415
 
     with sent(inputs) as given:
         made, source = config_of(config, overrides, settings, given)
         with named(source=source):
             exports = with_file_exports({}, made.report.exports)
             measured, summary = conduct.measure(made, LiveView() if progress else None)
-    for name, path in exports.items():
-        write_file(path, lambda file, write=EXPORTERS[name].write: write(measured, summary, file))  # type: ignore[misc]
+    write_exports(RUN, RunReport(measured, summary), exports)
     return Run(measured, summary)
 
 

@@ -29,7 +29,7 @@ def capacity(
     """
     from inferometer.conduct.capacity import Options, find, with_objectives  # noqa: PLC0415
     from inferometer.conduct.uploading import finish  # noqa: PLC0415
-    from inferometer.report import capacity_output, capacity_view  # noqa: PLC0415
+    from inferometer.report import capacity_export, capacity_view  # noqa: PLC0415
 
     strict = bool(settings.pop("strict", False))
     given = {name: settings.pop(name) for name in _SEARCH if name in settings}
@@ -38,10 +38,9 @@ def capacity(
         raise UserError("load: the search sets the load itself", "leave it out; see by=, start= and budget=")
     made, source = config_of(config, overrides, settings, command="capacity")
     with named({"slo": "slo="}, source):
-        view = capacity_view.SearchView(search.by) if progress else capacity_view.Quiet()
-        found, manifest = find(with_objectives(made), search, view)
+        found, manifest = find(with_objectives(made), search, capacity_view.SearchView(search.by, quiet=not progress))
     found = msgspec.structs.replace(found, strict=strict)
-    capacity_output.save(found, manifest)
+    capacity_export.save(capacity_export.CapacityReport(found, manifest))
     finish(Path(found.folder))
     return Capacity(found, manifest)
 

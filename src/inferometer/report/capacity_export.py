@@ -1,10 +1,15 @@
-"""The capacity of a server as JSON, Markdown and JUnit XML."""
+"""The capacity of a server as JSON, Markdown and JUnit XML; capacity.json, and the row of its reports."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from inferometer.capacity_search.result import Capacity, Probe, as_json
+from inferometer.capacity_search.result import Capacity, Probe, as_json, from_json
+from inferometer.errors import UserError
 from inferometer.records import Manifest
-from inferometer.report import junit, markdown
+from inferometer.report import capacity_report, junit, markdown
 from inferometer.report.capacity import (
     PURPOSES,
     UNITS,
@@ -19,16 +24,46 @@ from inferometer.report.capacity import (
     words,
 )
 from inferometer.report.formatting import number
+from inferometer.report.output import Report, at_once
+from inferometer.store.folder import CAPACITY, atomic_file
 from inferometer.units import format_seconds
+
+if TYPE_CHECKING:
+    from inferometer.report.html.page import Page
 
 _MARKS = {"good": "✅", "bad": "❌", "warn": "❔"}
 _OUTCOMES = {"met": "passed", "missed": "failed", "undecided": "skipped"}
 _REQUIRED = {"met": "✅", "missed": "❌", "undecided": "❔"}
 
 
-def encode(found: Capacity, manifest: Manifest | None) -> bytes:
+class CapacityReport(NamedTuple):
+    """What a search found, and the manifest of its last probe."""
+
+    found: Capacity
+    manifest: Manifest | None
+
+
+def encode(report: CapacityReport) -> bytes:
     """The answer as JSON."""
-    return msgspec.json.format(msgspec.json.encode(as_json(found, words(found), manifest)), indent=2) + b"\n"
+    tree = as_json(report.found, words(report.found), report.manifest)
+    return msgspec.json.format(msgspec.json.encode(tree), indent=2) + b"\n"
+
+
+def save(report: CapacityReport) -> None:
+    """Write capacity.json, from which every report can be made again."""
+    with atomic_file(Path(report.found.folder) / CAPACITY) as partial:
+        partial.write_bytes(encode(report))
+
+
+def read(folder: Path) -> CapacityReport:
+    """Read capacity.json. Raises UserError when it cannot be read."""
+    path = folder / CAPACITY
+    try:
+        return CapacityReport(*from_json(json.loads(path.read_bytes())))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}", "give a folder that can be read") from None
+    except (ValueError, KeyError, TypeError) as error:  # msgspec.ValidationError is a ValueError
+        raise UserError(f"{path}: this is not the result of a search: {error}", "run `inferometer capacity`") from None
 
 
 def summary(found: Capacity) -> str:
@@ -78,3 +113,22 @@ def suite(found: Capacity) -> bytes:
         message = f"at {amount(probe.level)} {unit}: {result.reason}"
         cases.append(junit.Case("objectives", objective, _OUTCOMES[judged(probe, result)], message))
     return junit.encode(f"capacity of {found.url}", cases)
+
+
+def _page(report: CapacityReport) -> "Page":
+    from inferometer.report.html import capacity_page  # noqa: PLC0415 (the other formats do without it)
+
+    return capacity_page.capacity_page(*report)
+
+
+SEARCH = Report[CapacityReport](
+    "a search for the capacity",
+    lambda report, color, width: capacity_report.render(report.found, color, width),
+    lambda report: report.found.outcome == "met",
+    _page,
+    {
+        "json": at_once(encode),
+        "markdown": at_once(lambda report: summary(report.found)),
+        "junit": at_once(lambda report: suite(report.found)),
+    },
+)

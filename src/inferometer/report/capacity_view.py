@@ -21,10 +21,10 @@ from inferometer.units import format_seconds
 
 
 class SearchView:
-    """Shows the search: in a terminal, the curve of the closed loops and how the interval narrows; elsewhere, a line for each probe."""
+    """Shows the search: in a terminal, the curve of the closed loops and how the interval narrows; elsewhere, a line for each probe; if it is quiet, nothing."""
 
-    def __init__(self, by: By, console: Console | None = None) -> None:
-        self._console = console or SafeConsole(stderr=True)
+    def __init__(self, by: By, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or SafeConsole(stderr=True, quiet=quiet)
         self._by = by
         self._budget = 0.0
         self._probes: list[Probe] = []
@@ -44,7 +44,7 @@ class SearchView:
             raised_budget(asked_budget, budget, unloaded) or takes,
             f"first a few closed loops, for the curve of throughput; then probes of {_LOADS[self._by]}",
         )
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.quiet:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
 
@@ -109,17 +109,3 @@ _LOADS: dict[By, str] = {
     "concurrency": "a number of requests in flight",
     "users": "a number of users",
 }
-
-
-class Quiet:
-    """Shows nothing."""
-
-    def planned(self, goal: Goal, objectives: Objectives, unloaded: float, asked_budget: float | None) -> None: ...
-
-    def probing(self, request: Request, trials: Sequence[Trial]) -> None: ...
-
-    def progress(self, snapshot: Snapshot, look: Look | None) -> None: ...
-
-    def probed(self, probe: Probe, found: Bracket) -> None: ...
-
-    def over(self) -> None: ...

@@ -1,10 +1,10 @@
-"""A comparison of engines as Markdown, for a pull request or a CI job, and as CSV."""
+"""A comparison of engines as Markdown, for a pull request or a CI job, as CSV and as JUnit XML; and the row of its reports."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inferometer.analysis.engine_figures import EngineLevel
 from inferometer.analysis.engine_results import EngineResult, EngineResults
-from inferometer.report import formatting, junit, markdown
+from inferometer.report import engines, formatting, junit, markdown
 from inferometer.report.engine_rows import (
     PERFORMANCE,
     RESOURCES,
@@ -21,6 +21,11 @@ from inferometer.report.engine_rows import (
     startup_rows,
     subject,
 )
+from inferometer.report.json import encode
+from inferometer.report.output import Report, at_once
+
+if TYPE_CHECKING:
+    from inferometer.report.html.page import Page
 
 _STATISTICS = ("mean", "p50", "p95", "p99")
 
@@ -109,3 +114,26 @@ def _level(engine: EngineResult, level: EngineLevel) -> dict[str, Any]:
     row |= {"scaling": level.scaling.value if level.scaling else None, "energy_per_token": level.energy_per_token}
     row["cost_per_million"] = level.cost_per_million.value if level.cost_per_million else None
     return row | {"mfu": level.mfu, "mbu": level.mbu, "padding": level.padding}
+
+
+def _page(found: EngineResults) -> "Page":
+    from inferometer.report.html import engines_page  # noqa: PLC0415 (the other formats do without it)
+
+    return engines_page.engines_page(found)
+
+
+ENGINES = Report[EngineResults](
+    "a comparison of engines",
+    engines.render,
+    lambda found: any(
+        engine.status == "ok" for engine in found.engines
+    ),  # engines that failed have a row that says why
+    _page,
+    {
+        "json": at_once(encode),
+        "csv": at_once(csv_rows),
+        "markdown": at_once(summary),
+        "junit": at_once(suite),
+    },
+    engines.WIDEST,
+)

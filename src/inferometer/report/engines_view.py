@@ -14,23 +14,20 @@ from inferometer.campaign import StartUp
 from inferometer.config.engines import Level
 from inferometer.records import Run, Snapshot
 from inferometer.report import formatting
-from inferometer.report.live import Outline
+from inferometer.report.live import Outline, Show
 from inferometer.report.safe_console import SafeConsole
 from inferometer.units import NS, format_number, format_seconds
 
 _Key = tuple[str, float]
 
 
-class LevelView:
-    """The progress of one level: a Show of conduct/measuring.py."""
+class LevelView(Show):
+    """The progress of one level."""
 
     def __init__(self, view: "CampaignView", key: _Key) -> None:
         self._view, self._key = view, key
         self._total: int | None = None
         self._duration: float | None = None
-
-    def probing(self) -> None:
-        return
 
     def planned(self, outline: Outline) -> None:
         self._total = outline.total
@@ -50,21 +47,12 @@ class LevelView:
         """Note the progress of an engine without a server."""
         self._view.note_share(self._key, count / total if total else None)
 
-    def waiting(self, observers: Sequence[str]) -> None:
-        return
-
-    def uploading(self, line: str) -> None:
-        return
-
-    def over(self) -> None:
-        return
-
 
 class CampaignView:
-    """Shows the whole campaign."""
+    """Shows the whole campaign; if it is quiet, nothing."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or SafeConsole(stderr=True)
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or SafeConsole(stderr=True, quiet=quiet)
         self._started = time.monotonic()
         self._names: Sequence[str] = ()
         self._levels: dict[str, Sequence[Level]] = {}
@@ -82,7 +70,7 @@ class CampaignView:
         words += [f"{count} measurements"] if count else []
         repeats = f" in {rounds} rounds" if rounds > 1 else ""
         self.line(f"{', '.join(words)}{repeats}, in {folder}")
-        if self._console.is_terminal and count:
+        if self._console.is_terminal and count and not self._console.quiet:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._render)
             self._live.start()
 
@@ -97,7 +85,9 @@ class CampaignView:
     def doing(self, name: str, what: str) -> None:
         self._say(name, what, f"{what} ...", "cyan")
 
-    def measuring(self, name: str, level: Level) -> LevelView:
+    def measuring(self, name: str, level: Level) -> LevelView | None:
+        if self._console.quiet:
+            return None
         self._states[name] = Text(f"{level.name} ...", style="cyan")
         self._cells[name, level.value] = Text("...", style="cyan")
         return LevelView(self, (name, level.value))
@@ -157,21 +147,6 @@ class CampaignView:
         spent = format_seconds(round(time.monotonic() - self._started))
         rounds = f"round {self._round + 1} of {self._rounds}   " if self._rounds > 1 else ""
         return Padding(Group(table, Text(f"{rounds}{spent}", style="dim")), (1, 0, 0, 1))
-
-
-class Quiet:
-    """Shows nothing."""
-
-    def planned(self, names: Sequence[str], levels: Sequence[Sequence[Level]], rounds: int, folder: Path) -> None: ...
-    def starting(self, name: str, round: int) -> None: ...
-    def ready(self, name: str, startup: StartUp) -> None: ...
-    def doing(self, name: str, what: str) -> None: ...
-    def measuring(self, name: str, level: Level) -> None: ...
-    def measured(self, name: str, level: Level, run: Run | None, error: str) -> None: ...
-    def failed(self, name: str, reason: str, message: str, log_tail: Sequence[str]) -> None: ...
-    def stopped(self, name: str) -> None: ...
-    def line(self, text: str) -> None: ...
-    def over(self) -> None: ...
 
 
 def _figure(run: Run) -> tuple[str, int]:

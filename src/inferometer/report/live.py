@@ -56,7 +56,40 @@ class Outline(msgspec.Struct, frozen=True):
     """Where the run offers its live metrics; empty: nowhere."""
 
 
-class LiveView:
+class Show:
+    """What a run tells its view (conduct/measuring.py). This class shows nothing: a view inherits from it, and leaves out what it has no
+    use for."""
+
+    def probing(self) -> None:
+        """Show that the server is probed."""
+        return
+
+    def planned(self, outline: Outline) -> None:
+        """Show what will be sent."""
+        return
+
+    def warn(self, line: str) -> None:
+        """Show what will be missing."""
+        return
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """Show the current state of the run."""
+        return
+
+    def waiting(self, observers: Sequence[str]) -> None:
+        """Show which observers the run waits for after its last response."""
+        return
+
+    def uploading(self, line: str) -> None:
+        """Show that the run is uploaded to its bucket; called after `over`."""
+        return
+
+    def over(self) -> None:
+        """End the view."""
+        return
+
+
+class LiveView(Show):
     """Shows one run. conduct/ calls `probing` and `over`, then `planned`, `warn`, `progress`, `waiting` and `over`."""
 
     def __init__(self, console: Console | None = None) -> None:

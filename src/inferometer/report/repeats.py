@@ -2,72 +2,51 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import click
+from typing import TYPE_CHECKING, NamedTuple
 
 from inferometer.analysis.comparable import are_repeats
-from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.gate import is_passed
 from inferometer.analysis.repeats import Repeats, RunFigures, RunList, Variation, list_runs, summarise_repeats
-from inferometer.errors import UserError
+from inferometer.analysis.summary import Measured
 from inferometer.report import console, formatting, junit, markdown
 from inferometer.report.compare import amount
 from inferometer.report.document import Document, Section, Table
 from inferometer.report.json import encode
-from inferometer.report.output import wants_color, write_file
-from inferometer.report.width import columns
+from inferometer.report.output import Report, at_once
 
-EXPORTS = ("json", "html", "markdown", "junit")
+if TYPE_CHECKING:
+    from inferometer.report.html.page import Page
+
+
 _HEADER = ("mean", "95 % CI of the mean", "between runs", "within a run")
 _MINOR = ("mean", "p90", "p95")
 _LISTED = ("throughput.requests", "ttft.p50", "ttft.p99", "itl.p99", "e2e.p50", "e2e.p99")
 """The figures of runs that are not repeats of each other."""
 
 
-def check_repeat_exports(exports: Mapping[str, str], why: str = "--repeat makes several") -> None:
-    """Raise UserError for exports that are about a single run."""
-    for name in exports:
-        if name not in EXPORTS:
-            raise UserError(
-                f"--{name} is about a single run, and {why}",
-                f"export each run with inferometer report RUN_DIR --{name} PATH",
-            )
+class RunsReport(NamedTuple):
+    """Several runs, and what they were named by. Those that are not repeats of each other have no variation: their figures are listed."""
+
+    where: str
+    measured: Sequence[Measured]
+    strict: bool = False
+
+    @property
+    def found(self) -> Repeats | RunList:
+        return summarise_repeats(self.measured) if are_repeats(self.measured) else list_runs(self.measured)
 
 
-def deliver_repeats(
-    where: str,
-    measured: Sequence[Measured],
-    exports: Mapping[str, str],
-    strict: bool,
-) -> int:
-    """Print the variation between runs, write the exports, and return the exit status: 1 if that of one run is 1.
-
-    Runs that are not repeats of each other have no variation in common: then their figures are listed.
-    """
-    found = summarise_repeats(measured) if are_repeats(measured) else list_runs(measured)
-    if "-" not in exports.values():
-        click.echo(render(where, found, wants_color(), columns()), nl=False, color=True)
-    cases = [
-        case for number, (_, summary) in enumerate(measured, 1) for case in junit.run_cases(summary, f"run {number}.")
-    ]
-    writers = {
-        "json": lambda: encode(found),
-        "html": lambda: _html(measured),
-        "markdown": lambda: markdown.text(document(where, found, is_complete=True)).encode(),
-        "junit": lambda: junit.encode(where, cases),
-    }
-    for name, path in exports.items():
-        encoded = writers[name]()
-        write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
-    passed = all(is_passed(summary, strict) for _, summary in measured)
-    return 0 if passed else 1
+def _junit(report: RunsReport) -> bytes:
+    runs = enumerate(report.measured, 1)
+    cases = [case for number, (_, summary) in runs for case in junit.run_cases(summary, f"run {number}.")]
+    return junit.encode(report.where, cases)
 
 
-def _html(measured: Sequence[Measured]) -> bytes:
-    from inferometer.report.html import runs_page  # noqa: PLC0415 (the other files do without it)
+def _page(report: RunsReport) -> "Page":
+    from inferometer.report.html import runs_page  # noqa: PLC0415 (the other formats do without it)
 
-    return runs_page.encode(measured)
+    return runs_page.runs_page(report.measured)
 
 
 def render(where: str, found: Repeats | RunList, color: bool, width: int) -> str:
@@ -145,3 +124,16 @@ def _cells(one: Variation) -> tuple[str, ...]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2g} %"
+
+
+RUNS = Report[RunsReport](
+    "several runs",
+    lambda report, color, width: render(report.where, report.found, color, width),
+    lambda report: all(is_passed(summary, report.strict) for _, summary in report.measured),
+    _page,
+    {
+        "json": at_once(lambda report: encode(report.found)),
+        "markdown": at_once(lambda report: markdown.text(document(report.where, report.found, is_complete=True))),
+        "junit": at_once(_junit),
+    },
+)

@@ -1,8 +1,9 @@
-"""The table of `inferometer runs`."""
+"""The table of `inferometer runs`, and its entries."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Literal
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -11,53 +12,52 @@ from inferometer.report.document import MARK
 from inferometer.report.safe_console import SafeConsole
 from inferometer.report.width import fitted
 
+State = Literal["complete", "incomplete", "running", "not uploaded", "damaged"]
 _STYLES = {"complete": "", "running": "cyan", "incomplete": "yellow", "not uploaded": "yellow", "damaged": "red"}
 _WIDEST_SERVER, _WIDEST_MODEL, _WIDEST_LOAD = 40, 32, 44
 _OPTIONAL = ("server", "started", "tok/s", "p99")
 """Columns that are left out if there is too little space, the first of them first."""
 
 
-class Percentiles(Protocol):
-    @property
-    def p50(self) -> float | str | None: ...
-    @property
-    def p99(self) -> float | str | None: ...
-    @property
-    def supported(self) -> Mapping[str, bool]: ...
+class Latency(msgspec.Struct, frozen=True):
+    """Percentiles in seconds: "inf" if too many requests failed, None if there are no values."""
+
+    p50: float | Literal["inf"] | None = None
+    p99: float | Literal["inf"] | None = None
+    supported: dict[str, bool] = {}
+    """Whether there are enough values for them."""
 
 
-class Listed(Protocol):
-    """What the table shows of an entry (conduct/catalog.py)."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, or several runs in one folder."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def started(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def server(self) -> str: ...
-    @property
-    def load(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def runs(self) -> int: ...
-    @property
-    def rate(self) -> float | None: ...
-    @property
-    def output_tokens(self) -> float | None: ...
-    @property
-    def ttft(self) -> Percentiles: ...
-    @property
-    def e2e(self) -> Percentiles: ...
+    name: str
+    folder: str
+    """Its folder or URL."""
+    kind: str = "run"
+    """run, or a key of KINDS (kinds.py)."""
+    state: State
+    started: str = ""
+    """ISO 8601, in UTC; "" if it is not known."""
+    model: str = ""
+    server: str = ""
+    load: str = ""
+    """The load of a run, or the result of a search for the capacity."""
+    verdict: str = ""
+    """VALID or INVALID; of several runs: how many are which, such as `3 VALID, 1 INVALID`."""
+    runs: int = 1
+    requests: int | None = None
+    """How many succeeded."""
+    failed: int | None = None
+    rate: float | None = None
+    """Requests completed per second."""
+    output_tokens: float | None = None
+    """Tokens generated per second."""
+    ttft: Latency = Latency()
+    e2e: Latency = Latency()
 
 
-def render(entries: Sequence[Listed], width: int, color: bool) -> str:
+def render(entries: Sequence[Entry], width: int, color: bool) -> str:
     """The entries as a table of that width, one line each."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("name", "started", "state", "verdict", "model", "load"):
@@ -93,7 +93,7 @@ def _shortened(table: Table) -> Table:
     return table
 
 
-def _times(found: Percentiles) -> list[str]:
+def _times(found: Latency) -> list[str]:
     values = {"p50": found.p50, "p99": found.p99}
     return [_time(value) + ("" if found.supported.get(name, True) else MARK) for name, value in values.items()]
 

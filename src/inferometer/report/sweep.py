@@ -1,21 +1,21 @@
 """A sweep in the terminal and in files: where the knees are, and one row per measured level."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
 import msgspec
 
 from inferometer.analysis.settings import short_value
 from inferometer.analysis.slo_result import SloResult
-from inferometer.analysis.sweep import Cell, Point, Sweep, problems
-from inferometer.errors import UserError
+from inferometer.analysis.sweep import MeasuredCell, Point, Sweep
 from inferometer.report import console, cost, formatting, junit, markdown
 from inferometer.report.document import MARK, Document, Note, Section, Table
 from inferometer.report.json import encode
-from inferometer.report.output import wants_color, write_file
-from inferometer.report.width import columns
+from inferometer.report.output import Report, at_once
 from inferometer.units import format_seconds
+
+if TYPE_CHECKING:
+    from inferometer.report.html.page import Page
 
 _STREAMED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("e2e", "p50"), ("e2e", "p99"))
 _NOT_STREAMED = tuple(("e2e", column) for column in ("mean", "p50", "p90", "p99"))
@@ -43,25 +43,12 @@ _MOST_PROBLEMS = 8
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
-def check_sweep_exports(exports: Mapping[str, str]) -> None:
-    """Raise UserError for exports that are about a single run."""
-    for name in exports:
-        if name not in _WRITERS:
-            raise UserError(
-                f"--{name} is about a single run, and a sweep has several",
-                f"export each run with inferometer report RUN_DIR --{name} PATH",
-            )
+class SweepReport(NamedTuple):
+    """A sweep with its runs, and why it fails (analysis/sweep.py)."""
 
-
-def deliver_sweep(sweep: Sweep, measured: Sequence[Cell], exports: Mapping[str, str], strict: bool) -> int:
-    """Print the sweep, write the exports, and return the exit status: 1 if it has problems (analysis/sweep.py says which)."""
-    found = problems(sweep, measured, strict)
-    if "-" not in exports.values():
-        click.echo(render(sweep, found, wants_color(), columns()), nl=False, color=True)
-    for name, path in exports.items():
-        encoded = _WRITERS[name](sweep, measured, found)
-        write_file(path, lambda file, encoded=encoded: file.write(encoded))  # type: ignore[misc]
-    return 1 if found else 0
+    sweep: Sweep
+    measured: Sequence[MeasuredCell]
+    problems: Sequence[str]
 
 
 def render(sweep: Sweep, found: Sequence[str], color: bool, width: int) -> str:
@@ -186,19 +173,15 @@ def _mark(point: Point) -> str:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _json(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
-    return encode(sweep)
-
-
-def _html(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+def _page(found: SweepReport) -> "Page":
     from inferometer.report.html import sweep_page  # noqa: PLC0415 (the other formats do without it)
 
-    return sweep_page.encode(sweep, measured)
+    return sweep_page.sweep_page(found.sweep, found.measured)
 
 
-def _csv(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+def _csv(found: SweepReport) -> bytes:
     """One row per point. Times are in seconds; those of an overloaded level are empty, because they have no steady value."""
-    return formatting.csv_table([_csv_row(point, sweep.keys) for point in sweep.points])
+    return formatting.csv_table([_csv_row(point, found.sweep.keys) for point in found.sweep.points])
 
 
 def _csv_row(point: Point, keys: Sequence[str]) -> dict[str, Any]:
@@ -222,27 +205,31 @@ def _csv_row(point: Point, keys: Sequence[str]) -> dict[str, Any]:
     return row
 
 
-def _markdown(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
-    title = "Sweep with problems" if found else "Sweep"
-    return markdown.text(msgspec.structs.replace(document(sweep, found), title=[title])).encode()
+def _markdown(report: SweepReport) -> str:
+    title = "Sweep with problems" if report.problems else "Sweep"
+    return markdown.text(msgspec.structs.replace(document(report.sweep, report.problems), title=[title]))
 
 
-def _junit(sweep: Sweep, measured: Sequence[Cell], found: Sequence[str]) -> bytes:
+def _junit(report: SweepReport) -> bytes:
     """One case that passes per answer, and one that fails per problem."""
+    sweep, _, found = report
     cases = [junit.Case("sweep", f"knee {number}", "passed", answer) for number, answer in enumerate(sweep.answers, 1)]
     cases += [junit.Case("sweep", f"problem {number}", "failed", problem) for number, problem in enumerate(found, 1)]
     return junit.encode(f"sweep of {', '.join(sweep.keys) or 'the load'}", cases)
 
 
-_WRITERS: dict[str, Callable[[Sweep, Sequence[Cell], Sequence[str]], bytes]] = {
-    "json": _json,
-    "html": _html,
-    "csv": _csv,
-    "markdown": _markdown,
-    "junit": _junit,
-}
-EXPORTS = tuple(_WRITERS)
-"""How to write each export, by its name (report/exporters.py)."""
+SWEEP = Report[SweepReport](
+    "a sweep",
+    lambda found, color, width: render(found.sweep, found.problems, color, width),
+    lambda found: not found.problems,
+    _page,
+    {
+        "json": at_once(lambda found: encode(found.sweep)),
+        "csv": at_once(_csv),
+        "markdown": at_once(_markdown),
+        "junit": at_once(_junit),
+    },
+)
 
 
 def describe_plan(settings: Sequence[Mapping[str, Any]], runs: int, seconds: float | None) -> str:

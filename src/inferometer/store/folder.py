@@ -18,8 +18,12 @@ SAMPLES = "samples.parquet"
 SERIES = "series.parquet"
 BODIES = "bodies.parquet"
 SUMMARY = "summary.json"
-SWEEP = "sweep.json"
-"""In the folder of a sweep: its runs."""
+RUNS = "runs.json"
+"""In the folder of an experiment: its runs (conduct/experiment.py)."""
+CAPACITY = "capacity.json"
+CAMPAIGN = "campaign.json"
+LISTS = {CAMPAIGN: "engines", CAPACITY: "capacity", "sweep.json": "sweep", "pairs.json": "ab"}
+"""Files that say what several runs are, beside runs.json, and the kind; the last two are from before runs.json."""
 LATEST = "LATEST"
 
 

@@ -13,12 +13,12 @@ import msgspec
 
 from inferometer.config.storage import Storage
 from inferometer.errors import UserError
-from inferometer.store.folder import LATEST, MANIFEST, atomic_file
+from inferometer.store.folder import LATEST, LISTS, MANIFEST, RUNS, atomic_file
 from inferometer.store.objects import connect
 
 UPLOAD = "upload.json"
 _SPOOL = "spool"
-_LISTS = ("sweep.json", "pairs.json", "capacity.json")
+_LISTS = (RUNS, *LISTS)
 """Lists of runs. They are written again and again, so their size does not show whether they are up to date."""
 
 Note = Callable[[str], None]

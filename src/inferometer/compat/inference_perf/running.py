@@ -171,7 +171,7 @@ def _deliver(run: Run, summary: Summary, spec: Spec, destinations: Destinations,
     destinations.write(files, log)
     log.info(f"The run is stored in: {run.folder}")
     click.echo(reports.stdout_blocks(files), nl=False)
-    return output.deliver(run, summary, {})
+    return output.deliver(output.RUN, output.RunReport(run, summary), {})
 
 
 @contextlib.contextmanager

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from inferometer.analysis.comparison import Compared, Measured, SideInfo
+from inferometer.analysis.comparison import Compared, SideInfo
 from inferometer.analysis.run_figures import FAILURE_RATE
+from inferometer.analysis.summary import Measured
 from inferometer.report import formatting
 from inferometer.report.compare import stages_of
 from inferometer.report.document import Section

@@ -5,9 +5,9 @@ from typing import Any
 
 from inferometer.analysis.checks import in_words
 from inferometer.analysis.comparable import are_repeats
-from inferometer.analysis.comparison import Measured
 from inferometer.analysis.comparison_text import title
 from inferometer.analysis.repeats import Repeats, Variation, summarise_repeats
+from inferometer.analysis.summary import Measured
 from inferometer.report import formatting, tables
 from inferometer.report.compare import amount
 from inferometer.report.document import MARK, Section
