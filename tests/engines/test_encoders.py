@@ -40,6 +40,12 @@ def measured(tmp_path: Path, *engines: dict[str, Any], **more: Any) -> list[Engi
     return list(read_record(folder).engines)
 
 
+def stored(tmp_path: Path, name: str) -> np.ndarray:
+    """The outputs of an engine, in the folder of the only campaign."""
+    (path,) = tmp_path.glob(f"2*/outputs/{name}.npy")
+    return np.load(path)
+
+
 @with_script
 def test_every_size_has_the_calls_that_were_asked_for(tmp_path: Path) -> None:
     (record,) = measured(tmp_path, {"type": "torch"})
@@ -131,7 +137,7 @@ def test_torch_and_onnx_runtime_agree_on_a_classifier(tmp_path: Path) -> None:
     assert exact == [0.0] * 4
     assert all(0 < (each or 0) < 0.2 for each in rounded)
     assert all((each or 0) < 1e-4 for each in onnx)
-    assert np.load(tmp_path / "outputs/engine-1-batch-3-length-8.npy").shape == (3, 3)
+    assert stored(tmp_path, "engine-1-batch-3-length-8").shape == (3, 3)
     assert all(len(level.seconds) == 5 for record in records for level in record.encoder)
     assert [record.facts["dtype"] for record in records] == ["float32", "bfloat16", "float32"]
     exported = str(tmp_path / "engine-3/onnxruntime-model.onnx")
@@ -149,5 +155,5 @@ def test_a_compiled_encoder_agrees_and_long_sequences_are_refused(tmp_path: Path
     assert [record.status for record in records] == ["ok", "ok"]
     assert (records[1].encoder[0].difference or 0) < 1e-4
     assert "longer than the model's 64" in records[0].encoder[1].error
-    assert np.load(tmp_path / "outputs/engine-2-batch-2-length-8.npy").shape == (2, 8, 32)
+    assert stored(tmp_path, "engine-2-batch-2-length-8").shape == (2, 8, 32)
     assert "compiled" in records[1].starts[0].phases
