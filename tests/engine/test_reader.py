@@ -147,7 +147,7 @@ def test_sockets_are_read_in_the_middle_of_long_decoding(world: World) -> None:
     """What is read then is decoded in the next turn of the loop, and what has ended is settled before it is read."""
     first, *_ = world.sources(3)
     first.comes = b"long"
-    first.takes = 1_000_000
+    first.takes = 2_000_000
     world.arrives_later = [2]
     world.read(0, 1)
     assert world.happened() == ["read 0", "read 1", "decode long", "settle", "read 2", "decode x1", "settle"]

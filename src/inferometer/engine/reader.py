@@ -30,7 +30,7 @@ library 0.3 to 1.7 us more per read."""
 _SHORT, _LONG, _MOST_WAITING = 3, 4_096, 32
 """Reads of at most `_SHORT` bytes may be the rest of an ending. Longer ones than `_LONG` do not wait for others, and neither do more than
 `_MOST_WAITING` reads, which bounds the memory of many streams."""
-_SLICE = 150_000
+_SLICE = 1_000_000
 """How long to decode before reading again, in ns; or as long as reading took, so that a busy client gets both done."""
 
 
